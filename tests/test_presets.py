@@ -1,0 +1,56 @@
+"""The paper's settings, and that the formulas need NumPy alone."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fosi.options import Options
+from fosi.presets import paper
+from fosi.schedule import plan
+
+
+def test_the_papers_settings():
+    assert paper() == {
+        "k": 10,
+        "ell": 0,
+        "alpha": 0.01,
+        "eps": 1e-8,
+        "max_lr_scale": 3.0,
+        "overhead": 0.1,
+        "accept": "all",
+        "precision": "float64",
+    }
+
+
+@pytest.mark.parametrize("n", [5130, 7850, 500_000, 4_000_000])  # TL, LR, AE and AC of section 4.1
+def test_the_papers_settings_refresh_every_800_steps(n):
+    settings = paper()
+    schedule = plan(settings["k"], settings["ell"], n, overhead=settings["overhead"])
+    assert schedule == (800, 800, 40)
+
+
+def test_each_call_gives_a_dict_of_its_own():
+    paper()["k"] = 20
+    assert paper()["k"] == 10
+
+
+def test_the_options_take_the_papers_settings():
+    taken = Options(**paper())
+    assert all(getattr(taken, name) == value for name, value in paper().items())
+
+
+def test_the_example_in_the_docstring_builds_an_optimizer():
+    pytest.importorskip("jax")
+    pytest.importorskip("optax")
+    from fosi.jax import fosi_adam
+
+    fosi_adam(1e-3, lambda params, batch: (params**2).sum(), **paper())
+
+
+def test_formulas_import_no_array_framework_but_numpy():
+    code = (
+        "import sys, fosi, fosi.analysis, fosi.momentum, fosi.presets, fosi.scaling, fosi.schedule\n"
+        "assert not {'jax', 'torch', 'optax'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
