@@ -9,9 +9,9 @@ import numbers
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, get_args
 
-from fosi import schedule
 from fosi.momentum import Ema, Trace
 from fosi.scaling import RULES
+from fosi.schedule import Schedule, plan
 
 Accept = Literal["converged", "all"]
 Precision = Literal["float32", "float64"]
@@ -67,23 +67,29 @@ class Options:
         _check_choice("precision", self.precision, get_args(Precision))
         if not (self.lr_rule is None or callable(self.lr_rule) or self.lr_rule in RULES):
             names = ", ".join(repr(name) for name in RULES)
-            raise ValueError(f"lr_rule must be one of {names}, a callable (lam_max, lam_min) or None, got {self.lr_rule!r}")
+            raise ValueError(
+                f"lr_rule must be one of {names}, a callable (lam_max, lam_min) or None, got {self.lr_rule!r}"
+            )
         if not (self.momentum in ("auto", None) or isinstance(self.momentum, (Trace, Ema))):
             raise ValueError(
                 f"momentum must be fosi.Trace(decay), fosi.Ema(decay), None or 'auto', got {self.momentum!r}"
             )
+        if not isinstance(self.seed, numbers.Integral):
+            raise TypeError(f"seed must be an int from 0 to 2³² − 1, got {self.seed!r}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be an int from 0 to 2³² − 1, got {self.seed!r}")
 
     @property
     def rank(self) -> int:
         """How many pairs are kept: k + ell."""
         return self.k + self.ell
 
-    def schedule(self, n: int) -> schedule.Schedule:
+    def schedule(self, n: int) -> Schedule:
         """The plain numbers W, T and m for a space of n dimensions."""
         return self._plan(n)
 
-    def _plan(self, n: int) -> schedule.Schedule:
-        return schedule.plan(
+    def _plan(self, n: int) -> Schedule:
+        return plan(
             self.k,
             self.ell,
             n,

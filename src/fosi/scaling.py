@@ -138,7 +138,7 @@ def _formula(rule: Any, xp: Any) -> Callable[[Any, Any], Any]:
         return lambda lam_max, lam_min: RULES[rule](lam_max, lam_min, xp)
     if not callable(rule):
         raise TypeError(f"rule={rule!r} is a {type(rule).__name__}; {right}")
-    return rule  # type: ignore[no-any-return]
+    return rule
 
 
 def _quiet(xp: Any) -> AbstractContextManager[Any]:
