@@ -1,0 +1,15 @@
+"""What every test runs under: eight host devices, no silent broadcasting, and x64 off before and after."""
+
+import jax
+import pytest
+
+# Before the first computation: the backend reads it once. The sharding tests need a mesh.
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(autouse=True)
+def x64_stays_off():
+    """FOSI must never leave JAX's global x64 flag changed; a test that needs float64 enters a context."""
+    yield
+    assert not jax.config.jax_enable_x64
