@@ -151,7 +151,7 @@ def span(
             + "; FOSI needs at least one"
         )
     shardings = tuple(_sharding(leaves[i]) for i in selected)
-    shapes = tuple(tuple(leaves[i].shape) for i in selected)
+    shapes = tuple(tuple(getattr(leaves[i], "shape", ())) for i in selected)  # a leaf may be a Python number
     if basis is not None:
         flat = not isinstance(basis, tuple)
     else:

@@ -204,17 +204,20 @@ class _Core:
     def _adopt(self, state: FosiState, new: ese.Spectrum) -> FosiState:
         # An estimate that is not finite, or in which nothing deserves trust, leaves the previous one in place.
         usable = jnp.all(jnp.isfinite(new.eigenvalues)) & jnp.any(new.accepted)
-        basis = sp.rows_where(new.accepted, new.eigenvectors)
-        basis = sp.rows_where(usable, basis, state.basis)
 
         def keep(fresh: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.where(usable, fresh, old)
 
         momentum = state.momentum
         if momentum is not None:
+            velocity = sp.combine(state.basis, momentum)
+            # A velocity that is not finite cannot be carried over. That the choice of basis waits for it also has the
+            # old basis read before it is written over: else XLA copies it, in every step of an inline refresh.
+            usable &= jnp.isfinite(sp.norm(velocity))
+        basis = sp.rows_where(usable, sp.rows_where(new.accepted, new.eigenvectors), state.basis)
+        if momentum is not None:
             # The subspace form of a velocity in all n dimensions: what lies outside the new V is lost.
-            carried = sp.products(basis, sp.combine(state.basis, momentum))
-            momentum = keep(carried.astype(momentum.dtype), momentum)
+            momentum = keep(sp.products(basis, velocity).astype(momentum.dtype), momentum)
         return state._replace(
             refreshes=optax.safe_increment(state.refreshes),
             eigenvalues=keep(jnp.where(new.accepted, new.eigenvalues, 0), state.eigenvalues),
