@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -46,13 +47,13 @@ def _filled(state: Any) -> Any:
     return state._replace(basis=basis, eigenvalues=jnp.linspace(1e3, 1e2, K), accepted=jnp.ones(K, bool))
 
 
-def measure(problem: models.Problem, repeats: int, calls: int) -> list[dict[str, Any]]:
-    """Milliseconds a step for the bases and for FOSI in either layout."""
+def measure(problem: models.Problem, repeats: int, calls: int, layouts: Sequence[str]) -> list[dict[str, Any]]:
+    """Milliseconds a step for the bases and for FOSI in each layout."""
     optimizers: dict[str, optax.GradientTransformation] = {
         "heavy-ball": optax.sgd(1e-4, momentum=0.9),
         "adam": optax.adam(1e-5),
     }
-    for layout in ("flat", "leaves"):
+    for layout in layouts:
         shared = {"k": K, "refresh": "external", "layout": layout, "alpha": 1e-4}
         optimizers[f"fosi-heavy-ball {layout}"] = fosi_sgd(1e-4, None, momentum=0.9, **shared)
         optimizers[f"fosi-adam {layout}"] = fosi_adam(1e-5, None, **shared)
@@ -81,10 +82,12 @@ def main(argv: list[str] | None = None) -> None:
     parser = common.parser(__doc__)
     parser.add_argument("--model", default="lstm", choices=["lstm", "mobilenet", "autoencoder"])
     parser.add_argument("--calls", type=int, default=None, help="steps in one timed run")
+    parser.add_argument("--layouts", default="flat,leaves", help="comma-separated")
     args = parser.parse_args(argv)
     make = {"lstm": models.lstm, "mobilenet": models.mobilenet, "autoencoder": models.conv_autoencoder}[args.model]
     on_cpu = jax.default_backend() == "cpu"
-    rows = measure(make(), args.repeats or (3 if on_cpu else 20), args.calls or (2 if on_cpu else 20))
+    repeats, calls = args.repeats or (3 if on_cpu else 20), args.calls or (2 if on_cpu else 20)
+    rows = measure(make(), repeats, calls, args.layouts.split(","))
     common.table(
         "training step: gradient, update, new parameters",
         ["model", "n", "optimizer", "layout", "ms a step", "over base"],

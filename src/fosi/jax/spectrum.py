@@ -28,7 +28,7 @@ class Spectrum(NamedTuple):
       eigenvalues: (k + ell,), the k largest and then the ell smallest, descending; 0 where Lanczos ended early.
       eigenvectors: tree shaped and sharded like the parameters, with one more axis in front for the k + ell vectors;
         None for leaves outside the subspace.
-      residuals: (k + ell,), ‖H v − λ v‖ as Lanczos bounds it, not below the rounding of a product.
+      residuals: (k + ell,), ‖H v − λ v‖ as Lanczos bounds it, not below the error of a product.
       accepted: (k + ell,), the pairs FOSI uses.
       extremes: (2,), the largest and the smallest Ritz value.
       resolution: the level below which an eigenvalue cannot be told from rounding in the products.
@@ -165,11 +165,12 @@ def _extract(krylov: lanczos.Krylov, k: int, ell: int, accept: Accept, space: sp
         eigenvalues = jnp.where(found, values[chosen], 0)
         coefficients = jnp.where(found[None], vectors[:, chosen], 0)
         extremes = jnp.stack([values[steps - 1], values[0]])
-        rounding = space.product_eps * jnp.max(jnp.abs(extremes))
-        # In exact arithmetic the residual goes on falling; below the products' own rounding it means nothing.
+        # In exact arithmetic the residual goes on falling; below the products' own error, as far as dtype and asymmetry
+        # tell it, it means nothing.
+        rounding = jnp.maximum(space.product_eps * jnp.max(jnp.abs(extremes)), krylov.asymmetry.astype(jnp.float64))
         residuals = jnp.maximum(betas[steps - 1] * jnp.abs(coefficients[steps - 1]), rounding)
         residuals = jnp.where(found, residuals, 0)
-        resolution = _ROUNDING * jnp.maximum(rounding, krylov.asymmetry.astype(jnp.float64))
+        resolution = _ROUNDING * rounding
 
         accepted = found & jnp.isfinite(eigenvalues) & jnp.isfinite(residuals)
         if accept == "converged":

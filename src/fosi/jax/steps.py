@@ -93,16 +93,16 @@ class LinearStep:
         del params, extra_args
         mean, base_state = self.momentum.update(grads, base_state)
         leaves = space.leaves(mean)
-        vector = space.pack(leaves, space.dtype)
         rate = jnp.asarray(_at(self.learning_rate, count), space.dtype)
-        scaled = rate * subspace.lr_scale
-        inside = (scaled - subspace.newton) * sp.products(subspace.basis, vector)
-        correction = sp.combine(subspace.basis, inside)
-        direction = jax.tree.map(lambda x, y: y - scaled * x, vector, correction)
+        scale = subspace.lr_scale
+        inside = sp.products(subspace.basis, space.pack(leaves, space.dtype))
+        inside = (rate * scale - subspace.newton) * inside
+        correction = space.unpack(sp.combine(subspace.basis, inside), [space.dtype] * len(leaves))
 
-        outside = jax.tree.map(lambda x: (-rate * x).astype(x.dtype), mean)
-        updates = space.merge(space.unpack(direction, [leaf.dtype for leaf in leaves]), outside)
-        return updates, base_state, None
+        # The base's own update, in the leaves' dtypes: until there is a subspace nothing is added to it.
+        base = jax.tree.map(lambda x: (-rate).astype(x.dtype) * x, mean)
+        moved = [(scale * b + c).astype(b.dtype) for b, c in zip(space.leaves(base), correction, strict=True)]
+        return space.merge(moved, base), base_state, None
 
 
 @dataclasses.dataclass(frozen=True)
