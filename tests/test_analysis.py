@@ -123,9 +123,7 @@ def test_appendix_a3_diagonal_hessian():
     wanted[rest] = eta * q[rest] * diagonal[rest]
     np.testing.assert_allclose(E, np.diag(wanted), atol=1e-13)
     # A base optimizer that knows the diagonal leaves both subspaces with condition number 1.
-    E = effective_hessian(
-        np.diag(diagonal), diagonal[extreme], np.eye(n)[:, extreme], alpha, eta, 1 / diagonal
-    )
+    E = effective_hessian(np.diag(diagonal), diagonal[extreme], np.eye(n)[:, extreme], alpha, eta, 1 / diagonal)
     np.testing.assert_allclose(np.diag(E)[rest], eta)
 
 

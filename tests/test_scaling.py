@@ -120,9 +120,7 @@ def test_a_callable_gets_curvature_that_is_not_negative():
     assert seen == [(4.0, 0.0), (8.0, 0.0), (4.0, 0.0)]
 
 
-@pytest.mark.parametrize(
-    "call", [lambda rule: optimal_lr(rule, 1, 1), lambda rule: lr_scale(rule, 1, 1, 1, 1, 3)]
-)
+@pytest.mark.parametrize("call", [lambda rule: optimal_lr(rule, 1, 1), lambda rule: lr_scale(rule, 1, 1, 1, 1, 3)])
 def test_unknown_rules_are_named(call):
     with pytest.raises(ValueError, match=r"rule='adam'.*'gd', 'heavy_ball', 'nesterov'"):
         call("adam")

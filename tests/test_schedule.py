@@ -95,9 +95,7 @@ def test_measured_interval_agrees_with_the_heuristic_under_its_assumptions(m, ba
 
 @pytest.mark.parametrize(("base", "fosi"), [(1.0, 1.2), (1.0, 1.1), (3.0, 3.3), (3.0, 1.1 * 3.0)])
 def test_measured_interval_refuses_a_budget_that_no_interval_meets(base, fosi):
-    with pytest.raises(
-        ValueError, match=rf"overhead=0\.1.*fosi_step={fosi}.*base_step={base}.*above 0\.[12]"
-    ):
+    with pytest.raises(ValueError, match=rf"overhead=0\.1.*fosi_step={fosi}.*base_step={base}.*above 0\.[12]"):
         measured_refresh_interval(base, fosi, 80.0, 0.1)
 
 
@@ -116,9 +114,7 @@ def test_due_is_every_t_th_step_from_the_warmup_on(warmup, every):
     for step in range(50):
         assert schedule.due(step) is (step in wanted)
     for dtype in (np.int32, np.int64, np.uint32):
-        np.testing.assert_array_equal(
-            schedule.due(np.arange(50, dtype=dtype)), [step in wanted for step in range(50)]
-        )
+        np.testing.assert_array_equal(schedule.due(np.arange(50, dtype=dtype)), [step in wanted for step in range(50)])
 
 
 def test_due_can_be_traced():

@@ -1,0 +1,69 @@
+"""Every example a reader can copy runs: doctests of the package, python blocks of the README and the docs."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import fosi
+
+ROOT = Path(__file__).parents[1]
+MODULES = [
+    "fosi",
+    *(m.name for m in pkgutil.walk_packages(fosi.__path__, "fosi.") if not m.name.startswith("fosi.cli")),
+]
+BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+
+
+def blocks():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for found in BLOCK.finditer(text):
+            line = text.count("\n", 0, found.start()) + 2
+            yield pytest.param(page, line, found[1], id=f"{page.relative_to(ROOT)}:{line}")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_doctests(name):
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.failed == 0
+
+
+def test_the_functions_users_call_have_an_example():
+    import fosi.jax
+    import fosi.jax.flax
+    from fosi import scaling, schedule
+
+    finder = doctest.DocTestFinder(recurse=False)
+    for called in (
+        fosi.jax.fosi,
+        fosi.jax.fosi_sgd,
+        fosi.jax.fosi_adam,
+        fosi.jax.fosi_adamw,
+        fosi.jax.estimate_spectrum,
+        fosi.jax.flax.TrainState,
+        fosi.jax.flax.refresh_nnx,
+        fosi.jax.flax.value_fn_nnx,
+        fosi.presets.paper,
+        schedule.num_matvecs,
+        schedule.refresh_interval,
+        schedule.measured_refresh_interval,
+        scaling.optimal_lr,
+        scaling.lr_scale,
+    ):
+        assert any(test.examples for test in finder.find(called)), called
+
+
+@pytest.mark.parametrize(("page", "line", "code"), list(blocks()))
+def test_blocks_run(page, line, code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where an example writes, it writes there
+    padded = "\n" * (line - 1) + code  # so that a traceback shows the page's own lines
+    exec(compile(padded, str(page), "exec"), {"__name__": "example"})
+
+
+def test_the_readme_has_blocks():
+    assert len(BLOCK.findall(PAGES[0].read_text(encoding="utf-8"))) >= 2
