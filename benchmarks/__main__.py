@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from benchmarks import memory, momentum_rule, precision, refresh, train_step, update_step
-from benchmarks.common import machine
+from benchmarks import common, memory, momentum_rule, precision, refresh, train_step, update_step
+
+
+def main() -> None:
+    """All tables, one after the other."""
+    args = common.parser(__doc__).parse_args()
+    out = ["--out", str(args.out)] if args.out else []
+    print(", ".join(f"{name} {value}" for name, value in common.machine().items()))
+    update_step.main(out)
+    memory.main(out)
+    train_step.main(["--repeats", "3", *out])
+    refresh.main(["--models", "softmax,autoencoder,lstm", "--repeats", "1", *out])
+    precision.main(["--repeats", "1", *out])
+    momentum_rule.main(out)
+
 
 if __name__ == "__main__":
-    print(", ".join(f"{name} {value}" for name, value in machine().items()))
-    update_step.main([])
-    train_step.main([])
-    memory.main([])
-    refresh.main(["--models", "softmax,autoencoder,lstm", "--repeats", "1"])
-    precision.main(["--models", "softmax,autoencoder", "--repeats", "1"])
-    momentum_rule.main([])
+    main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import time
@@ -36,20 +37,27 @@ def machine() -> dict[str, str]:
 
 
 def _cores() -> int:
-    import os
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        return os.cpu_count() or 1
 
-    return len(os.sched_getaffinity(0))
 
-
-def interleaved(runs: Mapping[str, Run], repeats: int, calls: Mapping[str, int] | None = None) -> dict[str, float]:
+def interleaved(
+    runs: Mapping[str, Run],
+    repeats: int,
+    calls: Mapping[str, int] | None = None,
+    outputs: dict[str, Any] | None = None,
+) -> dict[str, float]:
     """Median seconds of each run, taken in turns so that a slow moment of the machine hits all of them alike.
 
     ``calls`` queues some runs several times before waiting, as a training loop does: the launch of one then hides
-    behind the work of the last.
+    behind the work of the last. ``outputs`` is filled with what each run returns.
     """
     calls = calls or {}
-    for run in runs.values():
-        jax.block_until_ready(run())
+    outputs = {} if outputs is None else outputs
+    for name, run in runs.items():
+        outputs[name] = jax.block_until_ready(run())
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():

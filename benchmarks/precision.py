@@ -21,7 +21,7 @@ K = 10
 MODELS = {
     "softmax": models.softmax_regression,
     "autoencoder": models.conv_autoencoder,
-    "lstm": models.lstm,
+    "lstm": lambda warm: models.lstm(warm, batch_size=8, length=32),
     "mobilenet": models.mobilenet,
 }
 

@@ -35,7 +35,6 @@ def measure(
         "gradient, waited for": lambda: gradient(problem.params, problem.batch),
         "literal": lambda: ese(problem.params, problem.batch, jax.random.key(0)),
     }
-    states = {}
     for precision, layout in itertools.product(precisions, layouts):
         name = f"fosi {precision}" + ("" if layout == "auto" else f" {layout}")
         opt = fosi_sgd(
@@ -49,16 +48,19 @@ def measure(
             layout=layout,
         )
         runs[name] = partial(opt.refresh, opt.init(problem.params), problem.params, batch=problem.batch)
-        states[name] = runs[name]()
-    seconds = common.interleaved(runs, repeats, calls={"gradient": 1 if jax.default_backend() == "cpu" else 20})
-    values, _, residuals = ese(problem.params, problem.batch, jax.random.key(0))
+    queue = {"gradient": 1 if jax.default_backend() == "cpu" else 20}
+    outputs: dict[str, Any] = {}
+    seconds = common.interleaved(runs, repeats, queue, outputs)
 
     rows = []
     for name in runs:
         if name.startswith("gradient"):
             continue
-        found = (values, residuals) if name == "literal" else (states[name].eigenvalues, states[name].residuals)
-        converged = int(jnp.sum(found[1] <= 0.1 * jnp.abs(found[0])))
+        if name == "literal":
+            values, _, residuals = outputs[name]
+        else:
+            values, residuals = outputs[name].eigenvalues, outputs[name].residuals
+        converged = int(jnp.sum(residuals <= 0.1 * jnp.abs(values)))
         rows.append(
             {
                 "model": problem.name,
@@ -71,8 +73,8 @@ def measure(
                 "gradient_latency": seconds["gradient, waited for"],
                 "gradients": seconds[name] / seconds["gradient"],
                 "literal_over_this": seconds["literal"] / seconds[name],
-                "largest": float(found[0][0]),
-                "worst_relative_residual": float(jnp.max(found[1] / jnp.abs(found[0]))),
+                "largest": float(values[0]),
+                "worst_relative_residual": float(jnp.max(residuals / jnp.abs(values))),
                 "converged": converged,
             }
         )
@@ -84,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = common.parser(__doc__)
     parser.add_argument("--models", default="softmax,lstm", help=f"comma-separated, of {', '.join(MODELS)}")
     parser.add_argument("--warm", type=int, default=30, help="training steps before the estimate")
-    parser.add_argument("--precisions", default="float32,float64")
+    parser.add_argument("--precisions", default="float32", help="comma-separated, of float32, float64")
     parser.add_argument("--layouts", default="auto", help="comma-separated, of auto, flat, leaves")
     args = parser.parse_args(argv)
     rows = []

@@ -67,3 +67,9 @@ def test_blocks_run(page, line, code, tmp_path, monkeypatch):
 
 def test_the_readme_has_blocks():
     assert len(BLOCK.findall(PAGES[0].read_text(encoding="utf-8"))) >= 2
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        assert "://" in target or (page.parent / target).exists(), target

@@ -2,7 +2,10 @@
 
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,8 +66,6 @@ def test_a_split_gradient_stays_split(rule):
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_trace_is_optax_trace(decay, nesterov):
-    optax = pytest.importorskip("optax")
-    jnp = pytest.importorskip("jax.numpy")
     g = list(jnp.asarray(np.random.default_rng(0).standard_normal((6, 4)), dtype=jnp.float32))
     transform = optax.trace(decay, nesterov)
     state = transform.init(g[0])
@@ -76,8 +77,6 @@ def test_trace_is_optax_trace(decay, nesterov):
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9])
 def test_ema_is_the_first_moment_of_optax_adam(decay):
-    optax = pytest.importorskip("optax")
-    jnp = pytest.importorskip("jax.numpy")
     g = list(jnp.asarray(np.random.default_rng(0).standard_normal((6, 4)), dtype=jnp.float32))
     # b2 = 0 makes Adam's second moment the square of the current gradient: m̂ / |g|.
     transform = optax.scale_by_adam(b1=decay, b2=0.0, eps=0.0)
@@ -88,23 +87,8 @@ def test_ema_is_the_first_moment_of_optax_adam(decay):
         np.testing.assert_allclose(used / abs(value), wanted, rtol=1e-5)
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_trace_is_torch_sgd(nesterov):
-    torch = pytest.importorskip("torch")
-    g = list(torch.tensor(np.random.default_rng(0).standard_normal((6, 4))))
-    theta = torch.zeros(4, dtype=torch.float64, requires_grad=True)
-    sgd = torch.optim.SGD([theta], lr=1.0, momentum=0.9, nesterov=nesterov)
-    for value, used in zip(g, run(Trace(0.9, nesterov), g), strict=True):
-        before = theta.detach().clone()
-        theta.grad = value.clone()
-        sgd.step()
-        np.testing.assert_allclose(used, before - theta.detach(), rtol=1e-12)
-
-
 @pytest.mark.parametrize("rule", [Trace, Ema])
 def test_decay_may_be_traced(rule):
-    jax = pytest.importorskip("jax")
-
     def read(decay, value, count):
         one = rule(decay)
         return one.read(one.update(value, value), value, count)

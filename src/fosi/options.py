@@ -59,7 +59,7 @@ class Options:
 
     def __post_init__(self) -> None:
         # n is not known yet: a space as large as need be leaves only the checks that do not depend on it.
-        self._plan(n=max(_whole(self.k), 0) + max(_whole(self.ell), 0) + 2**40)
+        self.schedule(n=max(_whole(self.k), 0) + max(_whole(self.ell), 0) + 2**40)
         _check_number("alpha", self.alpha, lambda x: math.isfinite(x) and x >= 0, "a finite number ≥ 0 or a schedule")
         _check_number("eps", self.eps, lambda x: math.isfinite(x) and x > 0, "a finite number > 0")
         _check_number("max_lr_scale", self.max_lr_scale, lambda x: x >= 1, "a number ≥ 1 (inf lifts the cap)")
@@ -86,9 +86,6 @@ class Options:
 
     def schedule(self, n: int) -> Schedule:
         """The plain numbers W, T and m for a space of n dimensions."""
-        return self._plan(n)
-
-    def _plan(self, n: int) -> Schedule:
         return plan(
             self.k,
             self.ell,

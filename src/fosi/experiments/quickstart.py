@@ -115,7 +115,7 @@ def _train(name: str, rate: float, label: str, data: digits.Digits, steps: int, 
     state = opt.init(params)
     with_fosi = name.startswith("fosi-")
     schedule = opt.schedule(params) if with_fosi else None
-    refresh = jax.jit(opt.refresh) if with_fosi else None
+    refresh = opt.refresh if with_fosi else None
 
     @jax.jit
     def step(params: digits.Params, state: Any, batch: digits.Batch) -> tuple[digits.Params, Any]:

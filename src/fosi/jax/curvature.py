@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
@@ -76,18 +77,39 @@ class Batches:
         return made
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Loss:
-    """What the curvature is taken of, as the user gave it.
+class ByIdentity:
+    """A function that equals itself alone, so that what was compiled for it is found again.
 
-    Equal to another of the same function object, so that what was compiled for one serves the other; a function may
-    hold arrays (an equinox module) and have no hash of its own.
+    Functions may hold arrays (an equinox module) and then have neither a hash nor an equality of their own.
     """
 
-    loss_fn: Callable[..., Any] | None
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Wraps ``function``."""
+        self.function = function
+        # A bound method is a new object at every look-up; its parts are not.
+        method = isinstance(function, types.MethodType)
+        self._parts = (function.__func__, function.__self__) if method else (function,)  # type: ignore[attr-defined]
+
+    def __call__(self, *args: Any) -> Any:
+        """The function itself."""
+        return self.function(*args)
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self._parts)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and [*map(id, self._parts)] == [*map(id, other._parts)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """What the curvature is taken of, as the user gave it."""
+
+    loss_fn: Callable[..., Any] | None = dataclasses.field(compare=False)
     has_aux: bool = False
     curvature: Curvature = "hessian"
     micro_batches: int = 1
+    _identity: ByIdentity | None = dataclasses.field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Checks what needs no parameters."""
@@ -103,19 +125,10 @@ class Loss:
             )
         if not isinstance(self.micro_batches, int) or self.micro_batches < 1:
             raise ValueError(f"micro_batches must be an integer ≥ 1, got {self.micro_batches!r}")
-
-    def __hash__(self) -> int:
-        """By the identity of the function."""
-        return hash((id(self.loss_fn), self.has_aux, self.curvature, self.micro_batches))
-
-    def __eq__(self, other: object) -> bool:
-        """By the identity of the function."""
-        return (
-            isinstance(other, Loss)
-            and self.loss_fn is other.loss_fn
-            and (self.has_aux, self.curvature, self.micro_batches)
-            == (other.has_aux, other.curvature, other.micro_batches)
-        )
+        if self.curvature == "gauss_newton" and self.has_aux:
+            raise ValueError("has_aux=True has no meaning with a ModelLoss, whose loss_fn returns the scalar alone")
+        if self.loss_fn is not None:
+            object.__setattr__(self, "_identity", ByIdentity(self.loss_fn))
 
     def operator(
         self, space: Space, params: Tree, batch: Any = None, value_fn: Callable[[Tree], Any] | None = None

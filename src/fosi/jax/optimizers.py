@@ -27,7 +27,8 @@ STATIC_ARGS = (
     "loss_fn",
     *(f.name for f in dataclasses.fields(JaxOptions) if f.name not in {"alpha", "eps", "max_lr_scale"}),
 )
-"""What ``optax.inject_hyperparams`` must be told not to inject: everything but rates, floors and caps."""
+"""What ``optax.inject_hyperparams`` must be told not to inject: everything but rates, floors and caps. That
+includes ``fosi_sgd``'s momentum, whose name is that of an option; leave it out of the tuple to inject it."""
 
 
 @takes(JaxOptions)
@@ -39,8 +40,10 @@ def fosi(base: optax.GradientTransformation, loss_fn: LossFn | None = None, **op
     the base makes d_b of g − V Vᵀ g (the paper's Algorithm 2).
 
     The Newton part should see the same momentum as the base (§3.4). An optax transformation does not tell which it
-    has: name it (``momentum=fosi.Ema(0.9)``), or take ``fosi_sgd``, ``fosi_adam`` and ``fosi_adamw``, which know.
-    Weight decay inside the base is projected away along V: chain ``optax.add_decayed_weights`` after instead.
+    has: name it (``from fosi import Ema``, ``momentum=Ema(0.9)``), or take ``fosi_sgd``, ``fosi_adam`` and
+    ``fosi_adamw``, which know. Weight decay inside the base is projected away along V: put
+    ``optax.add_decayed_weights(-learning_rate * strength)`` after ``fosi`` in a chain instead. A base with a line
+    search (``optax.lbfgs``) has no place here: it would search along a direction that FOSI then changes.
 
     Args:
       base: what takes the step outside the subspace; it is handed gradients in the parameters' shapes.
@@ -73,12 +76,15 @@ def fosi(base: optax.GradientTransformation, loss_fn: LossFn | None = None, **op
     settings = JaxOptions(**options)
     momentum = settings.momentum
     if momentum == "auto":
-        _log.warning("fosi(): the base's momentum is not known, the Newton part takes none; name it with momentum=")
+        _log.warning(
+            "fosi(): the base's momentum is not known, the Newton part takes none; name it with momentum=Ema(b1) "
+            "or momentum=Trace(decay), both of fosi"
+        )
         momentum = None
     if _moves_without_gradient(base):
         _log.warning(
             "fosi(): the base moves parameters whose gradient is zero (weight decay?): FOSI projects that away along "
-            "its eigenvectors; chain optax.add_decayed_weights after fosi() instead, or use fosi_adamw"
+            "its eigenvectors; chain optax.add_decayed_weights(-learning_rate * strength) after it, or use fosi_adamw"
         )
     return build(ProjectedStep(optax.with_extra_args_support(base), momentum), loss_fn, settings)
 
@@ -118,6 +124,7 @@ def fosi_sgd(
             raise ValueError("nesterov=True needs momentum, got momentum=None")
         rule, trace = "gd", optax.identity()
     else:
+        _check_decay("momentum", momentum)
         rule, trace = "nesterov" if nesterov else "heavy_ball", optax.trace(momentum, nesterov)
     settings = JaxOptions(lr_rule=rule if lr_rule == "auto" else lr_rule, **options)
     return build(LinearStep(learning_rate, trace), loss_fn, settings)
@@ -198,11 +205,17 @@ def _adam(
     options: dict[str, Any],
 ) -> Fosi:
     settings = JaxOptions(**options)
-    if isinstance(b1, numbers.Real) and not 0 <= b1 < 1:
-        raise ValueError(f"b1 must be at least 0 and below 1, got {b1!r}")
+    _check_decay("b1", b1)
     momentum = Ema(b1) if settings.momentum == "auto" else settings.momentum
     base = optax.with_extra_args_support(optax.adam(learning_rate, b1, b2, adam_eps))
     return build(ProjectedStep(base, momentum, decay), loss_fn, settings)
+
+
+def _check_decay(name: str, value: Any) -> None:
+    if isinstance(value, numbers.Real) and not 0 <= float(value) < 1:
+        raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}")
+    if not isinstance(value, (numbers.Real, jax.Array)):  # an array may be traced, and cannot be looked at
+        raise TypeError(f"{name} must be a number at least 0 and below 1, got {value!r}")
 
 
 def _moves_without_gradient(base: optax.GradientTransformation) -> bool:

@@ -189,11 +189,6 @@ def norm(vector: Vector) -> jax.Array:
     return jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(vector)))
 
 
-def row(basis: Basis, index: Any) -> Vector:
-    """One row of a basis."""
-    return jax.tree.map(lambda rows: jax.lax.dynamic_index_in_dim(rows, index, keepdims=False), basis)
-
-
 def put(basis: Basis, index: Any, vector: Vector) -> Basis:
     """The basis with one row replaced."""
     return jax.tree.map(
@@ -254,7 +249,9 @@ def _mask_leaves(mask: Mask | None, params: Tree, treedef: Any) -> list[bool]:
 
 
 def _dtype(leaf: Any) -> Any:
-    return leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+    # A NumPy float64 leaf is float32 to JAX while x64 is off.
+    return jax.dtypes.canonicalize_dtype(dtype) if jnp.issubdtype(dtype, jnp.number) else dtype
 
 
 def _sharding(leaf: Any) -> Any:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fosi.jax import lanczos
 from fosi.jax import space as sp
-from fosi.jax.curvature import Curvature, Loss, Operator
+from fosi.jax.curvature import ByIdentity, Curvature, Loss, Operator
 from fosi.options import Accept, Options, Precision
 
 ValueFn = Callable[[sp.Tree], Any]
@@ -74,9 +74,10 @@ class Job(NamedTuple):
         traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, batch, key)))
         if traced:
             return _whole(self, value_fn, params, batch, key)
+        static_fn = None if value_fn is None else ByIdentity(value_fn)
         if not _on_cpu(self.space.leaves(params)):
-            return _compiled_whole(self, value_fn, params, batch, key)
-        operator, progress = _compiled_begin(self, value_fn, params, batch, key)
+            return _compiled_whole(self, static_fn, params, batch, key)
+        operator, progress = _compiled_begin(self, static_fn, params, batch, key)
         with self.basis_precision():
             for j in range(self.num_matvecs):
                 progress = _compiled_advance(self, operator, j, progress)
@@ -234,11 +235,13 @@ def estimate_spectrum(
       precision: dtype of the Lanczos basis, ``"float32"`` or ``"float64"``.
       accept: ``"converged"`` or ``"all"``, see ``Spectrum.accepted``.
       seed: of the start vector.
-      value_fn: value_fn(params) -> scalar, instead of ``loss_fn`` and ``batch``.
+      value_fn: value_fn(params) -> scalar, instead of ``loss_fn`` and ``batch``. Outside ``jit`` a new function is
+        compiled anew: for a loss that is the same but for its data, hand the data in as ``batch``.
       has_aux: whether the loss returns (scalar, aux).
       mask: True for the leaves that span the space; all float leaves where None.
       curvature: ``"hessian"``, or ``"gauss_newton"`` for a ``ModelLoss``.
-      micro_batches: cut the batch into so many pieces, gone through one after the other, to save memory.
+      micro_batches: cut the batch into so many pieces, gone through one after the other, to save memory; the loss
+        must be a mean over the batch.
       layout: how vectors are laid out; ``"auto"`` is flat unless the parameters are sharded.
 
     Returns:

@@ -142,7 +142,7 @@ class ProjectedStep:
         gradient = space.pack(leaves, space.dtype)
         inside = sp.products(basis, gradient)
         rest = jax.tree.map(jnp.subtract, gradient, sp.combine(basis, inside))
-        rest_tree = space.merge(space.unpack(rest, [leaf.dtype for leaf in leaves]), grads)
+        rest_tree = space.merge(space.unpack(rest, [jnp.result_type(leaf) for leaf in leaves]), grads)
         base_updates, base_state = self.base.update(rest_tree, base_state, params, **extra_args)
 
         if self.momentum is not None:
@@ -153,7 +153,7 @@ class ProjectedStep:
         scale = subspace.lr_scale
         taken = scale * sp.products(basis, vector) + subspace.newton * inside
         direction = jax.tree.map(lambda x, y: scale * x - y, vector, sp.combine(basis, taken))
-        updates = space.merge(space.unpack(direction, [leaf.dtype for leaf in base_leaves]), base_updates)
+        updates = space.merge(space.unpack(direction, [jnp.result_type(leaf) for leaf in base_leaves]), base_updates)
         if self.decay is not None:
             # After the projection: inside the base its part along V would be lost.
             updates = jax.tree.map(lambda u, d: (u + d).astype(u.dtype), updates, self.decay(params, count))

@@ -32,7 +32,7 @@ class JaxOptions(Options):
       has_aux: whether the loss returns (scalar, aux).
       mask: True for the leaves that span the subspace; the others are left to the base optimizer.
       curvature: ``"hessian"``, or ``"gauss_newton"`` for a ``ModelLoss``.
-      micro_batches: cut the curvature batch into so many pieces, to save memory.
+      micro_batches: cut the curvature batch into so many pieces, to save memory; the loss must be a mean over it.
       layout: how vectors are laid out; ``"auto"`` is flat unless ``init`` sees sharded parameters.
     """
 
@@ -84,6 +84,7 @@ class Fosi(optax.GradientTransformationExtraArgs):
     schedule: Callable[[sp.Tree], Schedule]
     refresh: Callable[..., Any]
     spectrum: Callable[..., ese.Spectrum]
+    _core: _Core
 
     def __new__(cls, core: _Core) -> Fosi:
         """Binds the functions of ``core``."""
@@ -91,7 +92,12 @@ class Fosi(optax.GradientTransformationExtraArgs):
         made.schedule = core.schedule
         made.refresh = core.refresh
         made.spectrum = core.spectrum
+        made._core = core
         return made
+
+    def __getnewargs__(self) -> tuple[_Core]:
+        """A copy is made of the core, not of the tuple's two functions."""
+        return (self._core,)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -161,14 +167,13 @@ class _Core:
 
     def refresh(self, state: Any, params: sp.Tree, *, batch: Any = None, value_fn: ValueFn | None = None) -> Any:
         """A new estimate at ``params``; ``state`` is FOSI's or one that holds it, such as ``optax.chain``'s."""
-        states = [s for s in jax.tree.leaves(state, is_leaf=_is_ours) if _is_ours(s)]
-        if len(states) != 1:
-            raise ValueError(f"state must hold exactly one FosiState, found {len(states)} in {type(state).__name__}")
-        fresh = self._refreshed(self._space(params, states[0].basis), states[0], params, batch, value_fn)
+        ours = _ours(state)
+        fresh = self._refreshed(self._space(params, ours.basis), ours, params, batch, value_fn)
         return jax.tree.map(lambda s: fresh if _is_ours(s) else s, state, is_leaf=_is_ours)
 
-    def spectrum(self, state: FosiState, params: sp.Tree) -> ese.Spectrum:
+    def spectrum(self, state: Any, params: sp.Tree) -> ese.Spectrum:
         """The estimate in use as a ``Spectrum`` of trees (extremes and resolution are not kept: NaN)."""
+        state = _ours(state)
         space = self._space(params, state.basis)
         unknown = jnp.full((), jnp.nan, space.dtype)
         kept = ese.Spectrum(
@@ -184,6 +189,8 @@ class _Core:
     ) -> FosiState:
         if batch is None and value_fn is None:
             self.loss.operator(space, params)  # raises, naming both
+        if not isinstance(due, jax.core.Tracer):  # outside jit a switch would be compiled anew in every step
+            return self._refreshed(space, state, params, batch, value_fn) if due else state
         # The base's state does not go through the branch. A switch with the no-op first: as the true branch of a
         # cond it copies the whole basis in every step.
         carried = state._replace(base=None)
@@ -250,6 +257,14 @@ _compiled_adopt = jax.jit(_Core._adopt, static_argnums=0)
 
 def _is_ours(node: Any) -> bool:
     return isinstance(node, FosiState)
+
+
+def _ours(state: Any) -> FosiState:
+    """FOSI's own state out of one that holds it."""
+    states = [s for s in jax.tree.leaves(state, is_leaf=_is_ours) if _is_ours(s)]
+    if len(states) != 1:
+        raise ValueError(f"state must hold exactly one FosiState, found {len(states)} in {type(state).__name__}")
+    return states[0]
 
 
 def build(step: Step, loss_fn: Callable[..., Any] | None, options: JaxOptions) -> Fosi:
