@@ -311,3 +311,35 @@ def test_what_lanczos_did_not_reach_is_zero_and_not_accepted(name):
         # Found rows are orthonormal, so no pair stands at the top and at the bottom; the others are zero.
         rows = rows_of(spectrum)
         np.testing.assert_allclose(rows @ rows.T, np.diag(found.astype(float)), atol=2e-6)
+
+
+def test_no_residual_is_claimed_below_the_error_of_the_products():
+    """Where Lanczos is exact (m = n) only the products' error is left: their dtype's, or what asymmetry shows."""
+    scales = jnp.array([8.0, 4.0, 2.0, 1.0])
+
+    def loss(w, s):
+        return 0.5 * jnp.sum(s.astype(w.dtype) * w**2)
+
+    for dtype in (jnp.float32, jnp.bfloat16):
+        found = estimate_spectrum(loss, jnp.ones(4, dtype), scales, k=2, num_matvecs=4)
+        floor = 8 * float(jnp.finfo(dtype).eps)
+        np.testing.assert_array_less(0.99 * floor, np.asarray(found.residuals))
+
+    # An operator that is not quite symmetric, as products in TF32 are not: D + skew, through a custom rule.
+    skew = 1e-2 * np.triu(np.ones((4, 4)), 1)
+    matrix = jnp.diag(scales) + jnp.asarray(skew - skew.T, jnp.float32)
+
+    @jax.custom_jvp
+    def gradient(w):
+        return scales * w
+
+    gradient.defjvp(lambda at, along: (scales * at[0], matrix @ along[0]))
+
+    @jax.custom_vjp
+    def crooked(w):
+        return 0.5 * jnp.sum(scales * w**2)
+
+    crooked.defvjp(lambda w: (crooked(w), w), lambda w, ct: (ct * gradient(w),))
+    found = estimate_spectrum(None, jnp.ones(4), value_fn=crooked, k=2, num_matvecs=4)
+    np.testing.assert_array_less(1e-3, np.asarray(found.residuals))
+    assert float(found.resolution) > 1e-2
