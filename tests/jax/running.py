@@ -93,11 +93,3 @@ class External:
                 params, state = self.step(params, state, as_arrays(batches[t], dtype))
                 path.append(np.asarray(flat(params), np.float64))
         return np.stack(path), state
-
-
-def assert_same_path(path, expected, rtol):
-    """Every point of a trajectory, relative to the norm of the expected point."""
-    assert path.shape == expected.shape
-    error = np.linalg.norm(path - expected, axis=1) / np.linalg.norm(expected, axis=1)
-    assert np.isfinite(error).all(), f"not finite from step {int(np.argmin(np.isfinite(error)))}"
-    assert error.max() <= rtol, f"off by {error.max():.1e} at step {int(error.argmax())}; allowed {rtol:.0e}"

@@ -8,15 +8,24 @@ import numpy as np
 import pytest
 
 from tests import problems
-from tests.jax.bases import BASES, LINEAR, expected_path, ours, problem_named, theirs, turned
-from tests.jax.running import External, as_arrays, as_tree, assert_same_path, loss_fn, run_inline, x64
+from tests.cases import (
+    BASES,
+    LINEAR,
+    ONE_SPECTRUM,
+    REFRESHING,
+    assert_same_path,
+    expected_path,
+    problem_named,
+    theirs,
+    turned,
+)
+from tests.jax.bases import ours
+from tests.jax.running import External, as_arrays, as_tree, loss_fn, run_inline, x64
 
 PROBLEMS = ["quadratic", "rotating", "network"]
 # dtype of parameters, gradients and products; dtype of the Lanczos basis; relative tolerance of every point.
 EXACT = (np.float64, "float64", 1e-9)
 PRECISIONS = {"exact": EXACT, "single": (np.float32, "float32", 1e-4), "mixed": (np.float32, "float64", 1e-4)}
-ONE_SPECTRUM = {"warmup": 0, "refresh_every": math.inf}
-REFRESHING = {"warmup": 3, "refresh_every": 4}
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -1,0 +1,7 @@
+"""FOSI for PyTorch: ``FOSI(torch.optim.AdamW(model.parameters(), lr=1e-3), model=model, k=10)``."""
+
+from fosi.momentum import Ema, Trace
+from fosi.torch.optimizer import FOSI
+from fosi.torch.spectrum import Spectrum, estimate_spectrum
+
+__all__ = ["FOSI", "Ema", "Spectrum", "Trace", "estimate_spectrum"]

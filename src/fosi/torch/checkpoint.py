@@ -1,0 +1,85 @@
+"""FOSI's state inside the base optimizer's state_dict, where every tool that knows optimizers finds it.
+
+Distributed checkpoints keep ``state`` and ``param_groups`` and drop other keys, and ``load_state_dict`` casts what it
+finds to the parameters' dtype: so our tensors lie in ``state[i]`` under names of their own and are taken out again
+before the base sees them. Each parameter has its piece of the basis, the first one also the small numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fosi.torch import space as sp
+from fosi.torch.spectrum import Estimate
+
+_OURS = "fosi_"
+_BASIS = _OURS + "basis"
+_SMALL = ("eigenvalues", "residuals", "accepted", "extremes", "resolution")
+
+
+def merge(
+    state_dict: dict[str, Any], space: sp.Space, rank: int, estimate: Estimate | None, small: Any
+) -> dict[str, Any]:
+    """The base's state_dict with ours in it; ``small`` are further numbers or small tensors, by name.
+
+    An empty estimate is written as zeros: distributed checkpoints load only into what is there already.
+    """
+    if estimate is None:
+        basis = torch.zeros(rank, space.size, dtype=space.dtype, device=space.device)
+        none = np.zeros(rank)
+        estimate = Estimate(none, basis, none, none.astype(bool), np.zeros(2), 0.0)
+    state = {index: dict(entries) for index, entries in state_dict["state"].items()}
+    for i, piece in enumerate(space.views(estimate.basis)):
+        state.setdefault(i, {})[_BASIS] = piece
+    for name in _SMALL:
+        state[0][_OURS + name] = torch.as_tensor(getattr(estimate, name), dtype=torch.float64)
+    for name, value in small.items():
+        state[0][_OURS + name] = torch.as_tensor(value)
+    return {**state_dict, "state": state}
+
+
+def split(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], dict[int, Tensor], dict[str, Tensor]]:
+    """The base's part of a state_dict, our pieces of the basis by parameter, and the small numbers by name."""
+    theirs: dict[Any, Any] = {}
+    pieces: dict[int, Tensor] = {}
+    small: dict[str, Tensor] = {}
+    for index, entries in state_dict["state"].items():
+        ours = {name: value for name, value in entries.items() if str(name).startswith(_OURS)}
+        if _BASIS in ours:
+            pieces[index] = ours.pop(_BASIS)
+        small |= {name.removeprefix(_OURS): value for name, value in ours.items()}
+        rest = {name: value for name, value in entries.items() if not str(name).startswith(_OURS)}
+        if rest or not (ours or index in pieces):
+            theirs[index] = rest
+    return {**state_dict, "state": theirs}, pieces, small
+
+
+def restore(space: sp.Space, rank: int, pieces: dict[int, Tensor], small: dict[str, Tensor]) -> Estimate | None:
+    """The estimate that was saved, or None where it was an empty one; copied, and checked to fit."""
+    for i, piece in pieces.items():
+        wanted = (rank, *space.params[i].shape) if i < len(space.params) else None
+        if tuple(piece.shape) != wanted:
+            raise ValueError(
+                f"the checkpoint's {_BASIS} of parameter {i} has shape {tuple(piece.shape)}, this optimizer's has "
+                f"{wanted}: build it for the same parameters, with the k and ell of the checkpoint"
+            )
+    values = {name: small[name].to("cpu", torch.float64).numpy() for name in _SMALL}
+    if not values["accepted"].any():
+        return None
+    basis = torch.zeros(rank, space.size, dtype=space.dtype, device=space.device)
+    views = space.views(basis)
+    for i, piece in pieces.items():
+        views[i].copy_(piece)
+    return Estimate(
+        values["eigenvalues"],
+        basis,
+        values["residuals"],
+        values["accepted"].astype(bool),
+        values["extremes"],
+        float(values["resolution"]),
+    )

@@ -1,0 +1,101 @@
+"""The surroundings of a refresh: second derivatives exist for everything, and nothing of the user's is changed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+_RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
+
+
+class _PlainRecurrence(TorchFunctionMode):
+    """Recurrent layers without cuDNN and oneDNN, whose backward passes have no derivative; all else keeps them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in _RECURRENT:
+            return func(*args, **(kwargs or {}))
+        with torch.backends.cudnn.flags(enabled=False), torch.backends.mkldnn.flags(enabled=False):
+            return func(*args, **(kwargs or {}))
+
+
+class Isolation(contextlib.AbstractContextManager["Isolation"]):
+    """Within it a loss can be differentiated twice; gradients, buffers, random state and modes come out as they were.
+
+    Args:
+      params: whose gradients must stay as they are, and whose devices' random numbers are put back.
+      model: whose buffers and modes are put back; None where the losses' modules are not known.
+    """
+
+    def __init__(self, params: Sequence[Tensor], model: nn.Module | None = None) -> None:
+        """Nothing happens before it is entered."""
+        self.params, self.model = list(params), model
+        self._stack = contextlib.ExitStack()
+        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
+        self._modes: list[tuple[nn.Module, bool]] = []
+
+    def __enter__(self) -> Isolation:
+        self._gradients = [(p.grad, None if p.grad is None else p.grad._version) for p in self.params]
+        modules = list(self.model.modules()) if self.model is not None else []
+        self._modes = [(m, m.training) for m in modules]
+        self._buffers = [(m, name, b) for m in modules for name, b in m._buffers.items() if b is not None]
+        with contextlib.ExitStack() as stack:
+            # Clones in the place of buffers: putting values back in place, while a graph that read them lives, raises.
+            stack.callback(self._put_back)
+            types = {p.device.type for p in self.params}
+            for kind in types - {"cpu"}:
+                devices = sorted({p.device.index or 0 for p in self.params if p.device.type == kind})
+                stack.enter_context(torch.random.fork_rng(devices, device_type=kind))
+            if types == {"cpu"}:
+                stack.enter_context(torch.random.fork_rng(devices=[]))
+            for kind in types | {"cpu"}:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # fused attention has no second derivative
+            stack.enter_context(torch.compiler.set_stance("force_eager"))  # nor have compiled models
+            stack.enter_context(_PlainRecurrence())
+            self._random = _random_states(self.params)
+            self._swap()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._stack.close()
+        if kind is None:
+            self._check_gradients()
+
+    def rewind(self) -> None:
+        """Random numbers and buffers as they were when it was entered, for a loss to come out the same again."""
+        torch.set_rng_state(self._random[0])
+        for kind, index, state in self._random[1]:
+            torch.get_device_module(kind).set_rng_state(state, index)
+        self._swap()
+
+    def _swap(self) -> None:
+        for module, name, buffer in self._buffers:
+            module._buffers[name] = buffer.clone()
+
+    def _put_back(self) -> None:
+        for module, name, buffer in self._buffers:
+            module._buffers[name] = buffer
+        for module, mode in self._modes:
+            module.training = mode
+
+    def _check_gradients(self) -> None:
+        for p, (grad, version) in zip(self.params, self._gradients, strict=True):
+            if p.grad is not grad or (grad is not None and grad._version != version):
+                raise ValueError(
+                    "the closure changed .grad: it must return the loss and not call backward() or zero_grad(); "
+                    "the gradients of this step are no longer those of your own backward pass"
+                )
+
+
+def _random_states(params: Sequence[Tensor]) -> tuple[Tensor, list[tuple[str, int, Tensor]]]:
+    devices = {(p.device.type, p.device.index or 0) for p in params if p.device.type not in ("cpu", "meta")}
+    states = [(kind, index, torch.get_device_module(kind).get_rng_state(index)) for kind, index in sorted(devices)]
+    return torch.get_rng_state(), states

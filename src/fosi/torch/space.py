@@ -1,0 +1,127 @@
+"""The vector space of the parameters: the only file that knows how a vector is laid out.
+
+A vector is one flat tensor over all parameters, a basis a matrix with one vector a row: one kernel for a product with
+the basis, whatever the number of parameters. Views shaped like the parameters lead in and out of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A flat vector and the same memory as views shaped like the parameters."""
+
+    vector: Tensor
+    views: list[Tensor]
+
+
+class Space:
+    """The space spanned by parameters, in their order.
+
+    Attributes:
+      params: the parameters themselves.
+      size: the dimension n.
+      dtype: what vectors are kept in: the widest of the parameters', and float32 at least.
+      device: where vectors live: with the first parameter.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        """Checks that the parameters are ones FOSI can work with."""
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("params is empty; FOSI needs at least one float parameter")
+        for p in self.params:
+            if p.is_complex():
+                raise ValueError(
+                    f"params holds a tensor of dtype {p.dtype}: complex parameters are not supported; hold the real "
+                    "and imaginary parts as two real parameters"
+                )
+            if not p.is_floating_point() or p.layout != torch.strided:
+                raise ValueError(f"params holds a {p.layout} tensor of dtype {p.dtype}; FOSI needs dense float tensors")
+        self.sizes = [p.numel() for p in self.params]
+        self.size = sum(self.sizes)
+        self.device = self.params[0].device
+        self.dtype = torch.float32
+        for p in self.params:
+            self.dtype = torch.promote_types(self.dtype, p.dtype)
+
+    @property
+    def product_eps(self) -> float:
+        """Relative precision of a Hessian–vector product, which runs in the parameters' own dtypes."""
+        return max(torch.finfo(p.dtype).eps for p in self.params)
+
+    def buffer(self, dtype: torch.dtype | None = None) -> Buffer:
+        """Zeros, as a flat vector and as views."""
+        vector = torch.zeros(self.size, dtype=dtype or self.dtype, device=self.device)
+        return Buffer(vector, self.views(vector))
+
+    def views(self, vectors: Tensor) -> list[Tensor]:
+        """A vector, or the rows of a basis, as tensors shaped like the parameters on the same memory."""
+        pieces = vectors.split(self.sizes, dim=-1)
+        return [_shaped(piece, p) for piece, p in zip(pieces, self.params, strict=True)]
+
+    def cast(self, vector: Tensor) -> list[Tensor]:
+        """A vector as tensors in the parameters' shapes, dtypes and devices."""
+        first = self.params[0]
+        views = self.views(vector.to(first.dtype))  # as a rule they are all alike, and this is the only kernel
+        return [
+            view if p.dtype == first.dtype and p.device == view.device else exact.to(p.device, p.dtype)
+            for view, exact, p in zip(views, self.views(vector), self.params, strict=True)
+        ]
+
+    def random(self, seed: int, count: int) -> Tensor:
+        """Independent N(0, 1) numbers, a function of ``seed`` and ``count`` alone."""
+        state = np.random.SeedSequence([seed, count]).generate_state(1, np.uint64)[0]
+        generator = torch.Generator(self.device).manual_seed(int(state >> np.uint64(1)))
+        return torch.randn(self.size, generator=generator, dtype=torch.float32, device=self.device)
+
+
+def write(views: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copies tensors into views: in one kernel where their dtypes and strides agree."""
+    torch._foreach_copy_(list(views), list(tensors))
+
+
+# Matrix–vector products only: cuBLAS computes them in full float32 whatever the user lets TF32 do to matrix products,
+# which would cost the basis its orthogonality.
+
+
+def products(basis: Tensor, vector: Tensor) -> Tensor:
+    """The inner products of every row with ``vector``."""
+    return torch.mv(basis, vector)
+
+
+def combine(basis: Tensor, coefficients: Tensor, out: Tensor | None = None) -> Tensor:
+    """The linear combination of the rows."""
+    return torch.mv(basis.t(), coefficients, out=out)
+
+
+def subtract(vector: Tensor, basis: Tensor, coefficients: Tensor) -> Tensor:
+    """``vector`` less the linear combination of the rows, in place."""
+    return vector.addmv_(basis.t(), coefficients, alpha=-1)
+
+
+def _shaped(piece: Tensor, param: Tensor) -> Tensor:
+    """The piece in the parameter's shape, and in its strides too (channels_last), for copies to be plain ones."""
+    rows = piece.shape[:-1]
+    if param.is_contiguous() or not _dense(param):
+        return piece.view((*rows, *param.shape))
+    lead = piece.stride()[:-1]
+    return piece.as_strided((*rows, *param.shape), (*lead, *param.stride()), piece.storage_offset())
+
+
+def _dense(param: Tensor) -> bool:
+    """Whether the parameter's strides are a permutation of a contiguous tensor's."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(param.stride(), param.shape, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return expected == math.prod(param.shape)
