@@ -26,7 +26,7 @@ def machine() -> dict[str, str]:
     """Where and with what a figure was measured."""
     device = jax.devices()[0]
     return {
-        "device": device.device_kind if device.platform != "cpu" else f"CPU, {_cores()} cores ({platform.machine()})",
+        "device": device.device_kind if device.platform != "cpu" else f"CPU, {cores()} cores ({platform.machine()})",
         "python": platform.python_version(),
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
@@ -36,7 +36,8 @@ def machine() -> dict[str, str]:
     }
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS
@@ -91,12 +92,15 @@ def parser(question: str) -> argparse.ArgumentParser:
     return made
 
 
-def record(out: Path | None, benchmark: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Appends rows to ``out``, each with the machine and the versions."""
+def record(
+    out: Path | None, benchmark: str, rows: Sequence[Mapping[str, Any]], where: Mapping[str, str] | None = None
+) -> None:
+    """Appends rows to ``out``, each with the machine and the versions (JAX's where not told)."""
     if out is None:
         return
+    where = machine() if where is None else where
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("a") as lines:
         for row in rows:
-            lines.write(json.dumps({"benchmark": benchmark, **row, **machine()}) + "\n")
+            lines.write(json.dumps({"benchmark": benchmark, **row, **where}) + "\n")
     print(f"numbers appended to {out}")

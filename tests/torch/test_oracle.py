@@ -1,4 +1,4 @@
-"""Trajectories against the paper's algorithms written literally (tests/oracle.py) on known Hessians, and against JAX."""
+"""Trajectories against the paper written literally (tests/oracle.py), on known Hessians, and against JAX."""
 
 import math
 

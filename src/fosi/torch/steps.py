@@ -6,7 +6,8 @@ afterwards, so that the base may be any optimizer, fused ones among them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -96,7 +97,7 @@ def linear_step(base: optim.Optimizer, present: Parts, subspace: Subspace, work:
     ahead = not beta or group["nesterov"]
     if ahead:  # what is needed of the gradient and the penalty is needed before the step
         sp.write(present.of(mean.views), present.grads)
-        _add_penalty(mean, base, present, work.space)
+        _add_penalty(mean, base, present)
     base.step()
     if beta:
         buffers = [base.state[p]["momentum_buffer"] for p in present.params]
@@ -129,24 +130,19 @@ def projected_step(
     Returns:
       The next momentum.
     """
-    basis, used, scale, space = subspace.basis, subspace.used, subspace.lr_scale, work.space
-    before, rest, change = work["before"], work["rest"], work["change"]
-    grads, params = work["mean"], present.params
-    for buffer in (grads, rest, before):
+    basis, used, scale = subspace.basis, subspace.used, subspace.lr_scale
+    before, rest, change = work["before"], work["mean"], work["change"]
+    params = present.params
+    for buffer in (rest, before):
         _clear_absent(buffer, present)
-    sp.write(present.of(grads.views), present.grads)
-    rest.vector.copy_(grads.vector)
-    _add_penalty(rest, base, present, space)
+    sp.write(present.of(rest.views), present.grads)
+    _add_penalty(rest, base, present)
     inside = sp.products(basis, rest.vector) * used
     sp.subtract(rest.vector, basis, inside)
-    try:
-        sp.write(present.grads, present.of(rest.views))
-        _shrink(base)
-        sp.write(present.of(before.views), params)
-        with bases.without_decay(base):
-            base.step()
-    finally:
-        sp.write(present.grads, present.of(grads.views))
+    _shrink(base)
+    sp.write(present.of(before.views), params)
+    with _gradients(present, present.of(rest.views)), bases.without_decay(base):
+        base.step()
 
     if rule is not None:
         momentum = rule.update(torch.zeros_like(inside) if momentum is None else momentum, inside)
@@ -160,13 +156,25 @@ def projected_step(
     return momentum
 
 
+@contextlib.contextmanager
+def _gradients(present: Parts, others: Sequence[Tensor]) -> Iterator[None]:
+    """Other gradients in the place of the parameters' own, which are not written to and come back whatever happens."""
+    try:
+        for p, grad, other in zip(present.params, present.grads, others, strict=True):
+            p.grad = other.to(grad.device, grad.dtype)
+        yield
+    finally:
+        for p, grad in zip(present.params, present.grads, strict=True):
+            p.grad = grad
+
+
 def _clear_absent(buffer: sp.Buffer, present: Parts) -> None:
     """Parameters that take no part count as zeros; what an earlier step left there must not be seen."""
     if present.where is not None:
         buffer.vector.zero_()
 
 
-def _add_penalty(gradient: sp.Buffer, base: optim.Optimizer, present: Parts, space: sp.Space) -> None:
+def _add_penalty(gradient: sp.Buffer, base: optim.Optimizer, present: Parts) -> None:
     """The gradient of the base's L2 penalty, ½ w ‖θ‖² in each group."""
     by_group = bases.strengths(base, "coupled")
     if not any(by_group):
