@@ -199,7 +199,7 @@ class FOSI(optim.Optimizer):
         used = found.accepted[:rows].astype(float)
         inverse = used / np.maximum(np.abs(found.eigenvalues[:rows]), self.options.eps)
         small = torch.as_tensor(np.stack([used, inverse]), dtype=self._space.dtype, device=self._space.device)
-        self._subspace = steps.Subspace(found.basis[:rows], small[0], small[1], self._lr_scale)
+        self._subspace = steps.Subspace(found.basis[:rows], None if used.all() else small[0], small[1], self._lr_scale)
 
     def _scale(self, found: Estimate) -> float:
         """§3.6, with the last accepted pair on either side in the place of the paper's λ_k and λ_{n−ℓ+1}."""
@@ -232,8 +232,8 @@ class FOSI(optim.Optimizer):
         if self.curvature_loss is not None and self.refresh_due:
             self.refresh(self.curvature_loss)
         present = steps.parts(self._space.params)
-        steps.check_dense(present.grads)
         if self._subspace is None:
+            steps.check_dense(present.grads)
             self.base.step()
         else:
             alpha = self.options.alpha

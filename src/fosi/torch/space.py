@@ -31,6 +31,7 @@ class Space:
       size: the dimension n.
       dtype: what vectors are kept in: the widest of the parameters', and float32 at least.
       device: where vectors live: with the first parameter.
+      uniform: whether all parameters have that dtype and that device.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
@@ -52,6 +53,7 @@ class Space:
         self.dtype = torch.float32
         for p in self.params:
             self.dtype = torch.promote_types(self.dtype, p.dtype)
+        self.uniform = all(p.dtype == self.dtype and p.device == self.device for p in self.params)
 
     @property
     def product_eps(self) -> float:
@@ -70,12 +72,9 @@ class Space:
 
     def cast(self, vector: Tensor) -> list[Tensor]:
         """A vector as tensors in the parameters' shapes, dtypes and devices."""
-        first = self.params[0]
-        views = self.views(vector.to(first.dtype))  # as a rule they are all alike, and this is the only kernel
-        return [
-            view if p.dtype == first.dtype and p.device == view.device else exact.to(p.device, p.dtype)
-            for view, exact, p in zip(views, self.views(vector), self.params, strict=True)
-        ]
+        if self.uniform:
+            return self.views(vector.to(self.dtype))
+        return [view.to(p.device, p.dtype) for view, p in zip(self.views(vector), self.params, strict=True)]
 
     def random(self, seed: int, count: int) -> Tensor:
         """Independent N(0, 1) numbers, a function of ``seed`` and ``count`` alone."""

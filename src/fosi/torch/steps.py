@@ -23,13 +23,13 @@ class Subspace(NamedTuple):
 
     Attributes:
       basis: V, the rows up to the last that is used.
-      used: 1 for each row that is used, 0 for the others.
+      used: 1 for each row that is used, 0 for the others; None where all are.
       newton: α / |λ| for each row that is used, 0 for the others.
       lr_scale: factor on the base's learning rate.
     """
 
     basis: Tensor
-    used: Tensor
+    used: Tensor | None
     newton: Tensor
     lr_scale: float
 
@@ -105,8 +105,8 @@ def linear_step(base: optim.Optimizer, present: Parts, subspace: Subspace, work:
             torch._foreach_add_(present.of(mean.views), buffers, alpha=beta)
         else:
             sp.write(present.of(mean.views), buffers)
-    inside = sp.products(subspace.basis, mean.vector)
-    sp.combine(subspace.basis, (rate * scale * subspace.used - subspace.newton) * inside, out=change.vector)
+    inside = _products(subspace, mean.vector)
+    sp.combine(subspace.basis, (rate * scale - subspace.newton) * inside, out=change.vector)
     if scale != 1:
         change.vector.add_(mean.vector, alpha=-rate * (scale - 1))
     torch._foreach_add_(present.params, present.of(change.views))
@@ -130,26 +130,30 @@ def projected_step(
     Returns:
       The next momentum.
     """
-    basis, used, scale = subspace.basis, subspace.used, subspace.lr_scale
+    basis, scale = subspace.basis, subspace.lr_scale
     before, rest, change = work["before"], work["mean"], work["change"]
     params = present.params
     for buffer in (rest, before):
         _clear_absent(buffer, present)
     sp.write(present.of(rest.views), present.grads)
     _add_penalty(rest, base, present)
-    inside = sp.products(basis, rest.vector) * used
+    inside = _products(subspace, rest.vector)
     sp.subtract(rest.vector, basis, inside)
     _shrink(base)
     sp.write(present.of(before.views), params)
-    with _gradients(present, present.of(rest.views)), bases.without_decay(base):
+    with _gradients(present, present.of(rest.views), work.space.uniform), bases.without_decay(base):
         base.step()
 
     if rule is not None:
         momentum = rule.update(torch.zeros_like(inside) if momentum is None else momentum, inside)
         inside = rule.read(momentum, inside, count + 1)
     torch._foreach_sub_(present.of(before.views), params)  # −d
-    taken = subspace.newton * inside - scale * used * sp.products(basis, before.vector)
-    sp.combine(basis, -taken, out=change.vector)
+    along = _products(subspace, before.vector)
+    sp.combine(
+        basis,
+        torch.addcmul(along if scale == 1 else scale * along, subspace.newton, inside, value=-1),
+        out=change.vector,
+    )
     if scale != 1:
         change.vector.add_(before.vector, alpha=1 - scale)
     torch._foreach_add_(params, present.of(change.views))
@@ -157,15 +161,22 @@ def projected_step(
 
 
 @contextlib.contextmanager
-def _gradients(present: Parts, others: Sequence[Tensor]) -> Iterator[None]:
+def _gradients(present: Parts, others: Sequence[Tensor], alike: bool) -> Iterator[None]:
     """Other gradients in the place of the parameters' own, which are not written to and come back whatever happens."""
     try:
         for p, grad, other in zip(present.params, present.grads, others, strict=True):
-            p.grad = other.to(grad.device, grad.dtype)
+            # Asking .to() for nothing would cost as much as all the rest of this loop.
+            p.grad = other if alike else other.to(grad.device, grad.dtype)
         yield
     finally:
         for p, grad in zip(present.params, present.grads, strict=True):
             p.grad = grad
+
+
+def _products(subspace: Subspace, vector: Tensor) -> Tensor:
+    """The inner products with the rows that are used, zeros for the others."""
+    inside = sp.products(subspace.basis, vector)
+    return inside if subspace.used is None else inside * subspace.used
 
 
 def _clear_absent(buffer: sp.Buffer, present: Parts) -> None:
@@ -189,6 +200,8 @@ def _add_penalty(gradient: sp.Buffer, base: optim.Optimizer, present: Parts) -> 
 def _shrink(base: optim.Optimizer) -> None:
     """Decoupled weight decay, θ ← (1 − lr w) θ, before the step as in the base."""
     for strength, group in zip(bases.strengths(base, "decoupled"), base.param_groups, strict=True):
+        if not strength:
+            continue
         here = [p for p in group["params"] if p.grad is not None]
-        if strength and here:
+        if here:
             torch._foreach_mul_(here, 1 - bases.number(group["lr"]) * strength)
