@@ -11,6 +11,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# The tests check eigenvalues against curvlinops. It asks for torchvision without using it, and a torchvision built for
+# CUDA fails to load beside a torch built without, and lightning with it. So it comes without what it asks for; the
+# rest of that is in .[dev] already.
+CURVLINOPS := curvlinops-for-pytorch backpack-for-pytorch einconv einops linear_operator unfoldNd
+
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test lint bench clean
 
@@ -26,6 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || { echo "Creating the environment $(VENV) ..."; $(PYTHON) -m venv $(VENV); }
 	@echo "Installing FOSI and the tested versions of what it needs into $(VENV) (a few minutes the first time) ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps $(CURVLINOPS)
 	@touch $@
 
 quickstart: $(STAMP)  ## train four optimizers on the digits, with and without FOSI
