@@ -11,27 +11,38 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+PIP_ARGS := --quiet --disable-pip-version-check -c constraints.txt
+
 # The tests check eigenvalues against curvlinops. It asks for torchvision without using it, and a torchvision built for
 # CUDA fails to load beside a torch built without, and lightning with it. So it comes without what it asks for; the
 # rest of that is in .[dev] already.
 CURVLINOPS := curvlinops-for-pytorch backpack-for-pytorch einconv einops linear_operator unfoldNd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test lint bench clean
+.PHONY: help setup quickstart test test-backends lint bench clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP)  ## make the environment in .venv (the other targets do it by themselves)
 
-# The stamp is newer than both files exactly when the environment matches them.
+# Makes the environment $(1), if it is not there, and installs FOSI with the extra $(2) into it.
+define install
+@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; \
+sys.exit(0 if sys.version_info >= (3, 11) else f"PYTHON=$(PYTHON) is Python {v}; FOSI needs 3.11 or newer")'
+@test -x $(1)/bin/pip || { echo "Creating the environment $(1) ..."; $(PYTHON) -m venv $(1); }
+@echo "Installing FOSI and the tested versions of what it needs into $(1) (a few minutes the first time) ..."
+@$(1)/bin/pip install $(PIP_ARGS) -e '.[$(2)]'
+endef
+
+# A stamp is newer than both files exactly when its environment matches them.
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; \
-	sys.exit(0 if sys.version_info >= (3, 11) else f"PYTHON=$(PYTHON) is Python {v}; FOSI needs 3.11 or newer")'
-	@test -x $(BIN)/pip || { echo "Creating the environment $(VENV) ..."; $(PYTHON) -m venv $(VENV); }
-	@echo "Installing FOSI and the tested versions of what it needs into $(VENV) (a few minutes the first time) ..."
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps $(CURVLINOPS)
+	$(call install,$(VENV),dev)
+	@$(BIN)/pip install $(PIP_ARGS) --no-deps $(CURVLINOPS)
+	@touch $@
+
+$(VENV)-%/.installed: pyproject.toml constraints.txt
+	$(call install,$(VENV)-$*,$*)
 	@touch $@
 
 quickstart: $(STAMP)  ## train four optimizers on the digits, with and without FOSI
@@ -41,6 +52,11 @@ test: $(STAMP)  ## run the tests (PYTEST_ARGS="-k lanczos" to choose)
 	@echo "Running the tests ..."
 	@$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 
+# Each environment has one backend and lacks the other; the scripts make sure of it.
+test-backends: $(VENV)-jax/.installed $(VENV)-torch/.installed  ## train with each backend where the other is not installed
+	@$(VENV)-jax/bin/python -W error tests/alone/jax_alone.py
+	@$(VENV)-torch/bin/python -W error tests/alone/torch_alone.py
+
 lint: $(STAMP)  ## ruff and mypy, changing nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -49,6 +65,6 @@ lint: $(STAMP)  ## ruff and mypy, changing nothing
 bench: $(STAMP)  ## measure speed and memory, as ratios (BENCH_ARGS to choose)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-clean:  ## remove the environment and everything built or cached; results stay
-	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove the environments and everything built or cached; results stay
+	rm -rf $(VENV) $(VENV)-jax $(VENV)-torch build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
