@@ -1,23 +1,32 @@
-"""What an import needs: NumPy for ``fosi``, jax and optax on top for ``fosi.jax``, and nothing else."""
+"""What an import needs: NumPy for ``fosi``, jax and optax on top for ``fosi.jax``, torch for ``fosi.torch``."""
 
 import subprocess
 import sys
 
 import pytest
 
-FRAMEWORKS = {"jax", "jaxlib", "optax", "torch", "flax", "equinox", "chex"}
+FRAMEWORKS = {
+    *("jax", "jaxlib", "optax", "flax", "equinox", "chex"),
+    *("torch", "lightning", "pytorch_lightning", "accelerate", "torchvision", "curvlinops"),
+}
 TOOLS = {"matplotlib", "typer", "rich", "sklearn", "scipy", "hypothesis", "pytest"}
 
-# Any import of a blocked package, however deep, raises as if it were not installed.
+# No finder finds a blocked package, however deep the import: to ask for it gives None, to import it raises.
 BLOCK = """
 import sys
 
 class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {blocked!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+    def __init__(self, finder):
+        self.finder = finder
 
-sys.meta_path.insert(0, Block())
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in {blocked!r}:
+            return self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = map(Block, sys.meta_path)
 """
 
 
@@ -68,9 +77,46 @@ assert int(state.refreshes) == 1
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("missing", ["jax", "optax"])
-def test_without_its_framework_the_backend_names_what_is_missing(missing):
-    done = run("import fosi\nimport fosi.jax\n", {missing})
+def test_fosi_torch_needs_torch_alone():
+    done = run(
+        """
+import torch
+import fosi.torch
+model = torch.nn.Linear(3, 1)
+opt = fosi.torch.FOSI(torch.optim.Adam(model.parameters(), lr=0.1), model=model, k=1, warmup=0)
+loss_fn = lambda: model(torch.eye(3)).square().sum()
+loss_fn().backward()
+assert opt.refresh_due
+opt.refresh(loss_fn)
+opt.step()
+assert opt.spectrum is not None
+""",
+        (FRAMEWORKS - {"torch"}) | TOOLS,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("backend", "own"), [("jax", {"jax", "jaxlib", "optax"}), ("torch", {"torch"})])
+def test_a_backend_leaves_other_frameworks_unimported_where_they_are_installed(backend, own):
+    # Blocking would not find an import that is tried and forgiven. What the framework itself tries is not ours.
+    done = run(
+        f"""
+import importlib
+for name in {sorted(own)}:
+    importlib.import_module(name)
+before = set(sys.modules)
+import fosi.{backend}
+print(sorted({{name.partition(".")[0] for name in set(sys.modules) - before}} & {FRAMEWORKS - own}))
+""",
+        (),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("backend", "missing"), [("jax", "jax"), ("jax", "optax"), ("torch", "torch")])
+def test_without_its_framework_the_backend_names_what_is_missing(backend, missing):
+    done = run(f"import fosi\nimport fosi.{backend}\n", {missing})
     assert done.returncode != 0
     assert f"No module named '{missing}" in done.stderr.splitlines()[-1]
 
