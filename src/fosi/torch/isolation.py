@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from fosi.torch.distributed import unsynchronised
+
 _RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 
 
@@ -59,6 +61,7 @@ class Isolation(contextlib.AbstractContextManager["Isolation"]):
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # fused attention has no second derivative
             stack.enter_context(torch.compiler.set_stance("force_eager"))  # nor have compiled models
             stack.enter_context(_PlainRecurrence())
+            stack.enter_context(unsynchronised(self.model))
             self._random = _random_states(self.params)
             self._swap()
             self._stack = stack.pop_all()

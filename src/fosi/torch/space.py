@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Space:
                 raise ValueError(
                     f"params holds a tensor of dtype {p.dtype}: complex parameters are not supported; hold the real "
                     "and imaginary parts as two real parameters"
+                )
+            if isinstance(p, DTensor):
+                raise ValueError(
+                    "params holds a DTensor: sharded parameters (FSDP2, tensor parallelism) are not supported yet; "
+                    "replicas (DistributedDataParallel) are"
                 )
             if not p.is_floating_point() or p.layout != torch.strided:
                 raise ValueError(f"params holds a {p.layout} tensor of dtype {p.dtype}; FOSI needs dense float tensors")

@@ -13,6 +13,7 @@ from fosi.options import Accept, Options, Precision
 from fosi.torch import lanczos
 from fosi.torch import space as sp
 from fosi.torch.curvature import Closures, Operator, operator
+from fosi.torch.distributed import mean, replicas
 from fosi.torch.isolation import Isolation
 
 # A pair is used if its residual is at most this fraction of |λ|: its 1/|λ| is then good to about as much.
@@ -85,7 +86,7 @@ def estimate(
     """ESE at the parameters' values; ``decay`` holds what L2 penalty the base adds to the loss, for each parameter."""
     dtype = {"float32": torch.float32, "float64": torch.float64}[options.precision]
     with Isolation(space.params, model) as isolation:
-        matvec = _matvec(operator(closures, space.params, isolation), space, dtype, decay)
+        matvec = _matvec(operator(closures, space.params, isolation), space, dtype, decay, replicas(model))
         with torch.no_grad():
             krylov = lanczos.lanczos(
                 matvec,
@@ -98,12 +99,16 @@ def estimate(
             return _extract(krylov, options, space)
 
 
-def _matvec(hessian: Operator, space: sp.Space, dtype: torch.dtype, decay: list[float] | None) -> lanczos.Matvec:
+def _matvec(
+    hessian: Operator, space: sp.Space, dtype: torch.dtype, decay: list[float] | None, group: Any
+) -> lanczos.Matvec:
     """The operator on vectors; it runs in the model's precision, whatever the basis is kept in."""
     out = space.buffer(dtype)
 
     def apply(vector: Tensor) -> Tensor:
         sp.write(out.views, hessian(space.cast(vector)))
+        if group is not None:
+            mean(out.vector, group)
         if decay is not None:
             torch._foreach_add_(out.views, torch._foreach_mul(space.views(vector), decay))
         return out.vector

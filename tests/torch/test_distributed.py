@@ -1,0 +1,79 @@
+"""Two processes, each with half of the batch, train as one with the whole of it."""
+
+import os
+import socket
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
+
+from fosi.torch import FOSI
+
+STEPS, REFRESHING = 12, {"warmup": 2, "refresh_every": 4}
+
+
+def _model(normalised):
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(6) if normalised else nn.Identity()
+    return nn.Sequential(nn.Linear(4, 6), norm, nn.Tanh(), nn.Linear(6, 2)).double()
+
+
+def _data():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(16, 4, generator=generator, dtype=torch.float64)
+    return x, torch.stack([x[:, 0] * x[:, 1], x.sin().sum(1)], dim=1)
+
+
+def _train(model, x, y, base, wrapped=None):
+    """The parameters after training, flat, and the spectrum's eigenvalues."""
+    make = {
+        "heavy-ball": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+        "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    }[base]
+    opt = FOSI(make(model.parameters()), model=wrapped, k=3, num_matvecs=20, precision="float64", **REFRESHING)
+    for _ in range(STEPS):
+        opt.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        if opt.refresh_due:
+            buffers = [b.clone() for b in model.buffers()]
+            opt.refresh(lambda: nn.functional.mse_loss(model(x), y))
+            assert all(torch.equal(a, b) for a, b in zip(buffers, model.buffers(), strict=True))
+        opt.step()
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    return torch.cat([flat, opt.spectrum.eigenvalues]).numpy()
+
+
+def _process(rank, port, folder, base, named, normalised):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    try:
+        x, y = (half.chunk(2)[rank] for half in _data())
+        model = DistributedDataParallel(_model(normalised))
+        found = _train(model, x, y, base, model if named else None)
+        np.save(folder / f"{rank}.npy", found)
+    finally:
+        dist.destroy_process_group()
+
+
+def _two_processes(folder, *args):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spawn(_process, (port, folder, *args), nprocs=2)
+    return [np.load(folder / f"{rank}.npy") for rank in range(2)]
+
+
+@pytest.mark.parametrize(("base", "named"), [("heavy-ball", True), ("adam", False)])
+def test_replicas_train_as_one(tmp_path, base, named):
+    first, second = _two_processes(tmp_path, base, named, False)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(first, _train(_model(False), *_data(), base), rtol=1e-8, atol=1e-10)
+
+
+def test_buffers_are_not_broadcast_by_a_refresh(tmp_path):
+    first, second = _two_processes(tmp_path, "heavy-ball", True, True)
+    np.testing.assert_array_equal(first, second)
