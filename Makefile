@@ -45,7 +45,12 @@ $(VENV)-%/.installed: pyproject.toml constraints.txt
 	$(call install,$(VENV)-$*,$*)
 	@touch $@
 
-quickstart: $(STAMP)  ## train four optimizers on the digits, with and without FOSI
+# The quickstart needs neither PyTorch nor the tools of development: a fresh machine is spared their download.
+$(VENV)/.quickstart: pyproject.toml constraints.txt
+	$(call install,$(VENV),experiments)
+	@touch $@
+
+quickstart: $(VENV)/.quickstart  ## train four optimizers on the digits, with and without FOSI
 	@$(BIN)/fosi quickstart $(QUICKSTART_ARGS)
 
 test: $(STAMP)  ## run the tests (PYTEST_ARGS="-k lanczos" to choose)
