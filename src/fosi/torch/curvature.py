@@ -63,7 +63,8 @@ class Mean:
         self.isolation.rewind()
         total = [torch.zeros_like(p) for p in self.params]
         for closure in self.closures:
-            product = Hessian(evaluate(closure), self.params)(vectors)
+            with torch.enable_grad():  # Lanczos, which calls this, runs without
+                product = Hessian(evaluate(closure), self.params)(vectors)
             torch._foreach_add_(total, product, alpha=1 / len(self.closures))
         return total
 
