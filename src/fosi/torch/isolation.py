@@ -17,13 +17,23 @@ _RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 
 
 class _PlainRecurrence(TorchFunctionMode):
-    """Recurrent layers without cuDNN and oneDNN, whose backward passes have no derivative; all else keeps them."""
+    """Recurrent layers without cuDNN, whose backward passes have no derivative; all else keeps it.
+
+    oneDNN's do have one, but the plain layers are the faster. The switches alone are set: the ``flags`` contexts of
+    torch.backends touch TF32 too, and raise where the user has set ``fp32_precision``.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _RECURRENT:
             return func(*args, **(kwargs or {}))
-        with torch.backends.cudnn.flags(enabled=False), torch.backends.mkldnn.flags(enabled=False):
+        cudnn, mkldnn = torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()
+        try:
+            torch._C._set_cudnn_enabled(False)
+            torch._C._set_mkldnn_enabled(False)
             return func(*args, **(kwargs or {}))
+        finally:
+            torch._C._set_cudnn_enabled(cudnn)
+            torch._C._set_mkldnn_enabled(mkldnn)
 
 
 class Isolation(contextlib.AbstractContextManager["Isolation"]):
