@@ -132,9 +132,10 @@ def _extract(krylov: lanczos.Krylov, options: Options, space: sp.Space) -> Estim
     chosen = {i: steps - 1 - i for i in range(min(k, steps))}
     chosen |= {k + ell - 1 - i: i for i in range(min(ell, max(steps - k, 0)))}
     extremes = np.array([values[-1], values[0]])
-    # In exact arithmetic the residual goes on falling; below the products' own error, as far as dtype and asymmetry
-    # tell it, it means nothing.
-    rounding = max(space.product_eps * np.abs(extremes).max(), krylov.asymmetry)
+    # In exact arithmetic the residual goes on falling; below the products' own error, as far as dtypes (theirs and the
+    # basis') and asymmetry tell it, it means nothing.
+    eps = max(space.product_eps, torch.finfo(krylov.basis.dtype).eps)
+    rounding = max(eps * np.abs(extremes).max(), krylov.asymmetry)
     eigenvalues, residuals = nothing.copy(), nothing.copy()
     for place, which in chosen.items():
         eigenvalues[place] = values[which]
