@@ -16,14 +16,21 @@ from fosi.torch.distributed import unsynchronised
 _RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 
 
-class _PlainRecurrence(TorchFunctionMode):
-    """Recurrent layers without cuDNN, whose backward passes have no derivative; all else keeps it.
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    return v * (g / torch.norm_except_dim(v, 2, dim))
 
-    oneDNN's do have one, but the plain layers are the faster. The switches alone are set: the ``flags`` contexts of
-    torch.backends touch TF32 too, and raise where the user has set ``fp32_precision``.
+
+class _PlainLayers(TorchFunctionMode):
+    """Layers whose own backward pass has no derivative, or a wrong one, computed in another way.
+
+    Recurrent layers run without cuDNN, which has none; all else keeps it. oneDNN has one, but the plain layers are the
+    faster. The switches alone are set: the ``flags`` contexts of torch.backends touch TF32 too, and raise where the
+    user has set ``fp32_precision``. Weight norm takes ‖v‖ for a constant there: its Hessian is not even symmetric.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch._weight_norm:
+            return _weight_norm(*args, **(kwargs or {}))
         if func not in _RECURRENT:
             return func(*args, **(kwargs or {}))
         cudnn, mkldnn = torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()
@@ -70,7 +77,7 @@ class Isolation(contextlib.AbstractContextManager["Isolation"]):
             stack.enter_context(torch.enable_grad())
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # fused attention has no second derivative
             stack.enter_context(torch.compiler.set_stance("force_eager"))  # nor have compiled models
-            stack.enter_context(_PlainRecurrence())
+            stack.enter_context(_PlainLayers())
             stack.enter_context(unsynchronised(self.model))
             self._random = _random_states(self.params)
             self._swap()
