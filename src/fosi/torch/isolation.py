@@ -55,14 +55,14 @@ class Isolation(contextlib.AbstractContextManager["Isolation"]):
         """Nothing happens before it is entered."""
         self.params, self.model = list(params), model
         self._stack = contextlib.ExitStack()
-        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
+        self._buffers: list[tuple[nn.Module, str, Tensor | None]] = []
         self._modes: list[tuple[nn.Module, bool]] = []
 
     def __enter__(self) -> Isolation:
         self._gradients = [(p.grad, None if p.grad is None else p.grad._version) for p in self.params]
         modules = list(self.model.modules()) if self.model is not None else []
         self._modes = [(m, m.training) for m in modules]
-        self._buffers = [(m, name, b) for m in modules for name, b in m._buffers.items() if b is not None]
+        self._buffers = [(m, name, b) for m in modules for name, b in m._buffers.items()]
         with contextlib.ExitStack() as stack:
             # Clones in the place of buffers: putting values back in place, while a graph that read them lives, raises.
             stack.callback(self._put_back)
@@ -98,7 +98,7 @@ class Isolation(contextlib.AbstractContextManager["Isolation"]):
 
     def _swap(self) -> None:
         for module, name, buffer in self._buffers:
-            module._buffers[name] = buffer.clone()
+            module._buffers[name] = None if buffer is None else buffer.clone()
 
     def _put_back(self) -> None:
         for module, name, buffer in self._buffers:
