@@ -2,7 +2,8 @@
 
 Distributed checkpoints keep ``state`` and ``param_groups`` and drop other keys, and ``load_state_dict`` casts what it
 finds to the parameters' dtype: so our tensors lie in ``state[i]`` under names of their own and are taken out again
-before the base sees them. Each parameter has its piece of the basis, the first one also the small numbers.
+before the base sees them. Each parameter has its piece of the basis, the first trainable one also the small numbers:
+distributed checkpoints load nothing for frozen ones.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def merge(
 ) -> dict[str, Any]:
     """The base's state_dict with ours in it; ``small`` are further numbers or small tensors, by name.
 
-    An empty estimate is written as zeros: distributed checkpoints load only into what is there already.
+    An empty estimate is written as zeros: distributed checkpoints load only into what is there already, in place, so
+    that no two tensors may share memory.
     """
     if estimate is None:
         basis = torch.zeros(rank, space.size, dtype=space.dtype, device=space.device)
@@ -36,25 +38,31 @@ def merge(
     state = {index: dict(entries) for index, entries in state_dict["state"].items()}
     for i, piece in enumerate(space.views(estimate.basis)):
         state.setdefault(i, {})[_BASIS] = piece
+    keeper = state[next((i for i, p in enumerate(space.params) if p.requires_grad), 0)]
     for name in _SMALL:
-        state[0][_OURS + name] = torch.as_tensor(getattr(estimate, name), dtype=torch.float64)
+        keeper[_OURS + name] = torch.tensor(getattr(estimate, name), dtype=torch.float64)
     for name, value in small.items():
-        state[0][_OURS + name] = torch.as_tensor(value)
+        keeper[_OURS + name] = torch.as_tensor(value)
     return {**state_dict, "state": state}
 
 
 def split(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], dict[int, Tensor], dict[str, Tensor]]:
-    """The base's part of a state_dict, our pieces of the basis by parameter, and the small numbers by name."""
+    """The base's part of a state_dict, our pieces of the basis by parameter, and the small numbers by name.
+
+    Parameters go by their place in the groups, whatever the state_dict calls them: names, in distributed checkpoints.
+    """
+    called = [index for group in state_dict["param_groups"] for index in group["params"]]
+    place = {index: i for i, index in enumerate(called)}
     theirs: dict[Any, Any] = {}
     pieces: dict[int, Tensor] = {}
     small: dict[str, Tensor] = {}
     for index, entries in state_dict["state"].items():
         ours = {name: value for name, value in entries.items() if str(name).startswith(_OURS)}
         if _BASIS in ours:
-            pieces[index] = ours.pop(_BASIS)
+            pieces[place[index]] = ours.pop(_BASIS)
         small |= {name.removeprefix(_OURS): value for name, value in ours.items()}
         rest = {name: value for name, value in entries.items() if not str(name).startswith(_OURS)}
-        if rest or not (ours or index in pieces):
+        if rest or not entries:
             theirs[index] = rest
     return {**state_dict, "state": theirs}, pieces, small
 
@@ -68,7 +76,7 @@ def restore(space: sp.Space, rank: int, pieces: dict[int, Tensor], small: dict[s
                 f"the checkpoint's {_BASIS} of parameter {i} has shape {tuple(piece.shape)}, this optimizer's has "
                 f"{wanted}: build it for the same parameters, with the k and ell of the checkpoint"
             )
-    values = {name: small[name].to("cpu", torch.float64).numpy() for name in _SMALL}
+    values = {name: small[name].to("cpu", torch.float64).numpy().copy() for name in _SMALL}
     if not values["accepted"].any():
         return None
     basis = torch.zeros(rank, space.size, dtype=space.dtype, device=space.device)

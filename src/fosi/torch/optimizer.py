@@ -269,7 +269,9 @@ class FOSI(optim.Optimizer):
         """The base's, with FOSI's tensors in it: the spectrum (k + ell numbers for each parameter) and counters."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
-        momentum = torch.zeros(self.options.rank) if self._momentum is None else self._momentum
+        momentum = self._momentum
+        if momentum is None:
+            momentum = torch.zeros(self.options.rank, dtype=self._space.dtype, device=self._space.device)
         small = {
             "step": self._count,
             "refreshes": self._refreshes,
@@ -285,6 +287,7 @@ class FOSI(optim.Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads FOSI's own checkpoint, or one of the bare base: the curvature then starts empty."""
+        state_dict = state_dict.copy()  # hooks may write to it, as in torch's own
         for pre in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = pre(self, state_dict) or state_dict
         theirs, pieces, small = checkpoint.split(state_dict)
