@@ -326,4 +326,6 @@ _KEPT = (
     *("_count", "_refreshes", "_refreshed", "_estimate", "_lr_scale", "_momentum"),
 )
 
-FOSI.__signature__ = inspect.signature(FOSI.__init__)  # type: ignore[attr-defined]
+# As it is called: without ``self``, which stands first.
+_signature = inspect.signature(FOSI.__init__)
+FOSI.__signature__ = _signature.replace(parameters=list(_signature.parameters.values())[1:])  # type: ignore[attr-defined]
