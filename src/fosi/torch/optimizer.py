@@ -78,13 +78,13 @@ class FOSI(optim.Optimizer):
         self.base, self.model, self.curvature_loss = base, model, curvature_loss
         rule = bases.learning_rate_rule(base) if lr_rule == "auto" else lr_rule
         self.options = Options(lr_rule=rule, **options)
-        if self.options.momentum == "auto" and not bases.is_linear(base):
-            bases.momentum_rule(base)  # raises where the groups disagree
         self._lay_out()
         self._forget()
         super().__setstate__({})  # hooks and all that Optimizer.__init__ makes but parameters, which are the base's
 
     def _lay_out(self) -> None:
+        if self.options.momentum == "auto" and not bases.is_linear(self.base):
+            bases.momentum_rule(self.base)  # raises where the groups disagree
         self._space = sp.Space(bases.parameters(self.base))
         self._work = steps.Workspace(self._space)
         self.schedule: Schedule = self.options.schedule(self._space.size)
@@ -135,7 +135,11 @@ class FOSI(optim.Optimizer):
         bases.check_group(len(self.base.param_groups), param_group)
         before = self._space.size
         self.base.add_param_group(param_group)
-        self._lay_out()
+        try:
+            self._lay_out()
+        except ValueError:
+            self.base.param_groups.pop()
+            raise
         if self._estimate is not None:
             longer = (0, self._space.size - before)
             self._use(self._estimate._replace(basis=nn.functional.pad(self._estimate.basis, longer)))
