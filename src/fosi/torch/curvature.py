@@ -73,10 +73,10 @@ def operator(closures: Closures, params: Sequence[Tensor], isolation: Isolation)
     """The operator of one loss, or the mean of several; to be called and used inside ``isolation``."""
     if callable(closures):
         return Hessian(evaluate(closures), params)
-    closures = list(closures)
-    if not closures or not all(callable(c) for c in closures):
+    several = list(closures) if isinstance(closures, Sequence) else []
+    if not several or not all(callable(c) for c in several):
         raise TypeError(f"closure must be a function without arguments, or a sequence of such, got {closures!r}")
-    return Hessian(evaluate(closures[0]), params) if len(closures) == 1 else Mean(closures, params, isolation)
+    return Hessian(evaluate(several[0]), params) if len(several) == 1 else Mean(several, params, isolation)
 
 
 def evaluate(closure: Closure) -> Tensor:
