@@ -174,6 +174,7 @@ class FOSI(optim.Optimizer):
         Returns:
           The new estimate, in use or not; ``spectrum`` is the one in use.
         """
+        self._lay_out()  # the model may have been moved or cast since
         found = estimate(closure, self._space, self.options, self._refreshes, model=self.model, decay=self._penalties())
         self._refreshes += 1
         self._refreshed = True
@@ -295,6 +296,7 @@ class FOSI(optim.Optimizer):
         for pre in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = pre(self, state_dict) or state_dict
         theirs, pieces, small = checkpoint.split(state_dict)
+        self._lay_out()  # the model may have been moved or cast since
         found = checkpoint.restore(self._space, self.options.rank, pieces, small) if small else None
         self.base.load_state_dict(theirs)
         self._forget()
