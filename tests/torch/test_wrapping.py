@@ -43,3 +43,30 @@ def test_a_model_cast_after_the_optimizer_was_built(by):
     for p, q in zip(train(opt, loss_fn, 5), expected, strict=True):
         assert torch.equal(p, q)
     assert all(v.dtype == torch.float64 for v in opt.spectrum.eigenvectors)
+
+
+def wrapped(opt, model, by):
+    lightning = pytest.importorskip("lightning")
+    if by == "fabric":
+        return lightning.Fabric(accelerator="cpu", devices=1).setup(model, opt)[1]
+    return lightning.pytorch.core.optimizer.LightningOptimizer(opt)
+
+
+@pytest.mark.parametrize("by", ["lightning", "fabric"])
+def test_wrappers_that_inherit_from_what_they_wrap(by):
+    model, loss_fn = problem()
+    opt = FOSI(torch.optim.Adam(model.parameters(), lr=0.01), k=2, warmup=0)
+    wrapper = wrapped(opt, model, by)
+    loss_fn().backward()
+    assert wrapper.refresh_due
+    wrapper.refresh(loss_fn)
+    assert not wrapper.refresh_due and not opt.refresh_due
+    assert torch.equal(wrapper.spectrum.eigenvalues, opt.spectrum.eigenvalues)
+
+    saved = copy.deepcopy(opt.state_dict())
+    opt.step()
+    wrapper.load_state_dict(saved)
+    assert opt.state_dict()["state"][0]["fosi_step"] == 0
+    wrapper.add_param_group({"params": [torch.ones(3, dtype=torch.float64, requires_grad=True)]})
+    assert len(opt.spectrum.eigenvectors) == len(opt.param_groups[0]["params"]) + 1
+    assert not vars(opt).keys() & vars(wrapper).keys()

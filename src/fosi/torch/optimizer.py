@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,22 @@ from fosi.torch import bases, checkpoint, steps
 from fosi.torch import space as sp
 from fosi.torch.curvature import Closure, Closures
 from fosi.torch.spectrum import Estimate, Spectrum, estimate
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _on_itself(method: Method) -> Method:
+    """For methods that set attributes, called on a wrapper that pretends to be the optimizer.
+
+    Lightning's and Fabric's wrappers inherit from the class of the optimizer they hold, and read what they lack from
+    it: a method of ours would run, and set everything on the wrapper, where no step sees it.
+    """
+
+    @functools.wraps(method)
+    def called(self: FOSI, *args: Any, **kwargs: Any) -> Any:
+        return method(vars(self).get("_optimizer", self), *args, **kwargs)
+
+    return called  # type: ignore[return-value]
 
 
 class FOSI(optim.Optimizer):
@@ -130,6 +147,7 @@ class FOSI(optim.Optimizer):
         """As the base does it."""
         self.base.zero_grad(set_to_none=set_to_none)
 
+    @_on_itself
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the base; its parameters join the subspace at the next refresh."""
         bases.check_group(len(self.base.param_groups), param_group)
@@ -161,6 +179,7 @@ class FOSI(optim.Optimizer):
         """Factor on the base's learning rate outside the subspace (§3.6)."""
         return self._lr_scale
 
+    @_on_itself
     def refresh(self, closure: Closures) -> Spectrum:
         """Estimates the spectrum anew, at the parameters as they are.
 
@@ -289,6 +308,7 @@ class FOSI(optim.Optimizer):
             merged = post(self, merged) or merged
         return merged
 
+    @_on_itself
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads FOSI's own checkpoint, or one of the bare base: the curvature then starts empty."""
