@@ -27,8 +27,19 @@ def blocks():
             yield pytest.param(page, line, found[1], id=f"{page.relative_to(ROOT)}:{line}")
 
 
-@pytest.mark.parametrize("name", MODULES)
+# Lightning's own, of the torch it runs on and of the machine it sees.
+LIGHTNING = [
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=LIGHTNING if name.endswith(".lightning") else []) for name in MODULES]
+)
 def test_doctests(name):
+    if name == "fosi.torch.lightning":
+        pytest.importorskip("lightning")
     result = doctest.testmod(importlib.import_module(name))
     assert result.failed == 0
 
