@@ -47,7 +47,9 @@ def _filled(state: Any) -> Any:
     return state._replace(basis=basis, eigenvalues=jnp.linspace(1e3, 1e2, K), accepted=jnp.ones(K, bool))
 
 
-def measure(problem: models.Problem, repeats: int, calls: int, layouts: Sequence[str]) -> list[dict[str, Any]]:
+def measure(
+    problem: models.Problem, repeats: int, calls: int, layouts: Sequence[str], bases: Sequence[str]
+) -> list[dict[str, Any]]:
     """Milliseconds a step for the bases and for FOSI in each layout."""
     optimizers: dict[str, optax.GradientTransformation] = {
         "heavy-ball": optax.sgd(1e-4, momentum=0.9),
@@ -57,7 +59,7 @@ def measure(problem: models.Problem, repeats: int, calls: int, layouts: Sequence
         shared = {"k": K, "refresh": "external", "layout": layout, "alpha": 1e-4}
         optimizers[f"fosi-heavy-ball {layout}"] = fosi_sgd(1e-4, None, momentum=0.9, **shared)
         optimizers[f"fosi-adam {layout}"] = fosi_adam(1e-5, None, **shared)
-    runs = {name: _Training(opt, problem, calls) for name, opt in optimizers.items()}
+    runs = {name: _Training(opt, problem, calls) for name, opt in optimizers.items() if any(b in name for b in bases)}
     seconds = common.interleaved(runs, repeats)
     rows = []
     for name, value in seconds.items():
@@ -83,11 +85,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", default="lstm", choices=["lstm", "mobilenet", "autoencoder"])
     parser.add_argument("--calls", type=int, default=None, help="steps in one timed run")
     parser.add_argument("--layouts", default="flat,leaves", help="comma-separated")
+    parser.add_argument("--bases", default="heavy-ball,adam", help="comma-separated")
     args = parser.parse_args(argv)
     make = {"lstm": models.lstm, "mobilenet": models.mobilenet, "autoencoder": models.conv_autoencoder}[args.model]
     on_cpu = jax.default_backend() == "cpu"
     repeats, calls = args.repeats or (3 if on_cpu else 20), args.calls or (2 if on_cpu else 20)
-    rows = measure(make(), repeats, calls, args.layouts.split(","))
+    rows = measure(make(), repeats, calls, args.layouts.split(","), args.bases.split(","))
     common.table(
         "training step: gradient, update, new parameters",
         ["model", "n", "optimizer", "layout", "ms a step", "over base"],

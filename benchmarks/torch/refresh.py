@@ -55,10 +55,10 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     on_cpu = common.device().type == "cpu"
     settings = {"batch_size": args.batch} if args.batch else {}
-    rows = [
-        measure(getattr(models, name)(common.device(), **settings), args.repeats or (3 if on_cpu else 10))
-        for name in args.models.split(",")
-    ]
+    rows = []
+    for name in args.models.split(","):
+        rows.append(measure(getattr(models, name)(common.device(), **settings), args.repeats or (3 if on_cpu else 10)))
+        common.record(args.out, "torch_refresh", rows[-1:], common.machine())
     common.table(
         f"a refresh of {M} products in PyTorch",
         ["model", "n", "gradient ms", "product ms", "in gradients", "refresh ms", "gradients a product, all in"],
@@ -75,7 +75,6 @@ def main(argv: list[str] | None = None) -> None:
             for r in rows
         ],
     )
-    common.record(args.out, "torch_refresh", rows, common.machine())
 
 
 if __name__ == "__main__":

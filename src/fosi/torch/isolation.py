@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from fosi.torch.convolution import TWICE_DIFFERENTIABLE
 from fosi.torch.distributed import unsynchronised
 
 _RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
@@ -31,6 +32,9 @@ class _PlainLayers(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch._weight_norm:
             return _weight_norm(*args, **(kwargs or {}))
+        if func in TWICE_DIFFERENTIABLE:
+            out = TWICE_DIFFERENTIABLE[func](*args, **(kwargs or {}))
+            return func(*args, **(kwargs or {})) if out is None else out
         if func not in _RECURRENT:
             return func(*args, **(kwargs or {}))
         cudnn, mkldnn = torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()
