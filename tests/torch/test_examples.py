@@ -50,8 +50,6 @@ def test_lr_schedule(capsys):
     assert loss < 0.5
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def test_lightning_automatic(capsys):
     pytest.importorskip("lightning")
     text, (loss, *eigenvalues) = printed("lightning_automatic", capsys)

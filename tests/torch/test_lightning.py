@@ -15,13 +15,6 @@ torchmetrics = pytest.importorskip("torchmetrics")
 
 from fosi.torch.lightning import RefreshCallback  # noqa: E402
 
-pytestmark = [
-    # Lightning's own, of the torch it runs on and of the machine it sees.
-    pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore:.*Checkpoint directory .* exists and is not empty"),
-]
-
 OPTIONS = {"k": 2, "warmup": 2, "refresh_every": 3, "alpha": 0.1, "accept": "all"}
 BATCHES = 6
 
