@@ -82,11 +82,11 @@ def perceptron(*between):
     return nn.Sequential(nn.Linear(4, 5), *between, nn.Tanh(), nn.Linear(5, 3))
 
 
-SEQUENCE, IMAGE, VECTOR = (6, 5, 4), (8, 2, 6, 6), (8, 4)
+SEQUENCE, IMAGE, VECTOR = (6, 4, 4), (8, 2, 6, 6), (8, 4)
 
 
 def recurrent(kind, layers=2, **settings):
-    return lambda: Recurrent(kind(4, 3, layers, batch_first=True, **settings))
+    return lambda: Recurrent(kind(4, 2, layers, batch_first=True, **settings))
 
 
 # Name: how to make it, and the shape of a batch. All are smooth, so that differences of gradients are Hessians.
@@ -97,18 +97,26 @@ MODELS = {
     "encoder": (Encoder, SEQUENCE),
     "lstm": (recurrent(nn.LSTM), SEQUENCE),
     "lstm, both ways": (recurrent(nn.LSTM, 1, bidirectional=True), SEQUENCE),
-    "lstm, projected": (recurrent(nn.LSTM, 1, proj_size=2), SEQUENCE),
+    "lstm, projected": (recurrent(nn.LSTM, 1, proj_size=1), SEQUENCE),
     "gru": (recurrent(nn.GRU), SEQUENCE),
     "gru, both ways": (recurrent(nn.GRU, 1, bidirectional=True), SEQUENCE),
     "rnn": (recurrent(nn.RNN), SEQUENCE),
     "rnn, both ways": (recurrent(nn.RNN, 1, bidirectional=True), SEQUENCE),
     "tied": (Tied, VECTOR),
+    "group and rms norm": (
+        lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.Linear(4, 4), nn.RMSNorm(4), nn.Tanh(), nn.Linear(4, 3)),
+        VECTOR,
+    ),
     "batch norm": (lambda: perceptron(nn.BatchNorm1d(5)), VECTOR),
     "dropout": (lambda: perceptron(nn.Dropout(0.4)), VECTOR),
     "attention, dropout": (lambda: Attention(dropout=0.4), SEQUENCE),
     "encoder, dropout": (lambda: Encoder(dropout=0.4), SEQUENCE),
     "spectral norm": (
         lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)),
+        VECTOR,
+    ),
+    "orthogonal": (
+        lambda: nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)),
         VECTOR,
     ),
     "weight norm": (
