@@ -1,4 +1,4 @@
-"""What the compiled programs hold: no copy of the basis in a step, and a refresh within its memory."""
+"""What the compiled programs hold: no copy of basis or momentum in a step, and a refresh within its memory."""
 
 import re
 
@@ -34,6 +34,17 @@ def test_an_inline_step_does_not_copy_the_basis(make):
     program = step.lower(params, opt.init(params)).compile().as_text()
     assert f"f32[{K},{N}]" in program
     assert not re.search(rf"f32\[{K},{N}\]\S* copy\(", program)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_an_inline_step_writes_sgds_momentum_in_place(nesterov):
+    params, batch = problem()
+    opt = fosi_sgd(0.1, loss_fn, momentum=0.9, nesterov=nesterov, k=K)
+    step = jax.jit(lambda grads, state: opt.update(grads, state, params, batch=batch), donate_argnums=1)
+    program = step.lower(params, opt.init(params)).compile().as_text()
+    assert not re.search(rf"f32\[{N}\]\S* copy\(", program)
+    (results,) = re.findall(r"= \((.*)\) conditional\(", program)
+    assert f"f32[{K},{N}]" in results and f"f32[{N}]" not in results
 
 
 @pytest.mark.parametrize("k", [1, 6])

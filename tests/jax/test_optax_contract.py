@@ -36,8 +36,8 @@ BASES = {
     "rmsprop": optax.rmsprop,
     "lion": lambda rate: optax.lion(rate, weight_decay=0.0),
 }
-# How many trees shaped like the parameters the base keeps.
-COPIES = {"gd": 0, "heavy-ball": 1, "nesterov": 1, "adam": 2, "adamw": 2, "rmsprop": 1, "lion": 1}
+# How many trees shaped like the parameters the base keeps. The momentum of fosi_sgd is a vector of the space instead.
+COPIES = {"gd": 0, "heavy-ball": 0, "nesterov": 0, "adam": 2, "adamw": 2, "rmsprop": 1, "lion": 1}
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 every_optimizer = pytest.mark.parametrize("name", TABLE)
@@ -204,6 +204,24 @@ def test_map_params_reaches_what_is_shaped_like_the_parameters_and_nothing_else(
     assert changed == COPIES[name] * len(jax.tree.leaves(params))
 
 
+def size_of(*trees):
+    return sum(x.size for x in jax.tree.leaves(trees))
+
+
+@pytest.mark.parametrize("name", ["gd", "heavy-ball", "nesterov"])
+@pytest.mark.parametrize("layout", ["flat", "leaves"])
+@pytest.mark.parametrize("mask", [None, {"a": False, "b": True}], ids=["all", "masked"])
+def test_sgds_momentum_is_kept_once(name, layout, mask):
+    params, _ = tree()
+    opt = build(name, ell=1, layout=layout, mask=mask, refresh="external")
+    state, inside = opt.init(params), 8 if mask is None else 5
+    for kept in (state, opt.update(params, state, params)[1]):
+        assert size_of(kept.momentum) == (0 if name == "gd" else inside)
+        assert size_of(kept.momentum, kept.base) == (0 if name == "gd" else 8)
+        # Besides: count, refreshes, seed and factor; two eigenvalues, residuals and verdicts.
+        assert size_of(kept) == size_of(kept.momentum, kept.base) + 2 * inside + 4 + 3 * 2
+
+
 def stable_step(opt, curvature):
     """A step or none; the branches of a cond must agree in structure, shape and dtype, weak types too."""
 
@@ -309,6 +327,23 @@ def test_inject_hyperparams_works_in_half_precision(name):
     for u, g in zip(jax.tree.leaves(updates), jax.tree.leaves(grads), strict=True):
         assert u.dtype == jnp.float16
         assert bool(jnp.all(jnp.sign(u) == -jnp.sign(g)))
+
+
+def test_sgds_momentum_can_be_injected():
+    params, curvature = tree()
+    static = {*fj.STATIC_ARGS, "nesterov"} - {"momentum"}
+    factory = optax.inject_hyperparams(fj.fosi_sgd, static_args=static)
+    opt = factory(0.01, quadratic, momentum=0.5, nesterov=True, **SMALL)
+    fixed = fj.fosi_sgd(0.01, quadratic, momentum=0.9, nesterov=True, **SMALL)
+    state, fixed_state = opt.init(params), fixed.init(params)
+    state.hyperparams["momentum"] = jnp.asarray(0.9)
+    update, fixed_update = jax.jit(opt.update), jax.jit(fixed.update)
+    grads = jax.grad(quadratic)(params, curvature)
+    for _ in range(3):
+        updates, state = update(grads, state, params, batch=curvature)
+        wanted, fixed_state = fixed_update(grads, fixed_state, params, batch=curvature)
+        assert_same(updates, wanted, rtol=1e-5, atol=1e-7)
+    assert int(fixed_state.refreshes) == 1
 
 
 def test_rates_can_be_changed_through_inject_hyperparams():

@@ -44,6 +44,40 @@ def test_until_the_first_estimate_every_step_is_the_base_s(name, scheduled):
         params = optax.apply_updates(params, updates)
 
 
+LEAVES = {"bfloat16": ["bfloat16"] * 3, "float16": ["float16"] * 3, "mixed": ["float32", "bfloat16", "float16"]}
+
+
+@pytest.mark.parametrize("nesterov", [False, True], ids=["heavy-ball", "nesterov"])
+@pytest.mark.parametrize("layout", ["flat", "leaves"])
+@pytest.mark.parametrize("leaves", LEAVES)
+def test_narrow_leaves_are_rounded_as_the_base_rounds_them(nesterov, layout, leaves):
+    arguments, inside = {"momentum": 0.9, "nesterov": nesterov}, ("a", "b", "c")
+    dtypes = {**dict(zip(inside, LEAVES[leaves], strict=True)), "out": "bfloat16"}
+    shapes = {"a": (4, 9), "b": (31,), "c": (2, 3, 5), "out": (7,)}
+    params = {name: jnp.ones(shapes[name], dtype) for name, dtype in dtypes.items()}
+    mask = {name: name in inside for name in params}
+    opt, base = (
+        fosi_sgd(0.1, **arguments, k=2, refresh="external", layout=layout, mask=mask),
+        optax.sgd(0.1, **arguments),
+    )
+    for compiled in (False, True):
+        update, base_update = (jax.jit(opt.update), jax.jit(base.update)) if compiled else (opt.update, base.update)
+        state, base_state = opt.init(params), base.init(params)
+        for step in range(6):
+            random = np.random.default_rng(step)
+            grads = {name: jnp.asarray(random.normal(size=p.shape), p.dtype) for name, p in params.items()}
+            updates, state = update(grads, state, params)
+            expected, base_state = base_update(grads, base_state, params)
+            assert {name: u.dtype for name, u in updates.items()} == dtypes
+            jax.tree.map(np.testing.assert_array_equal, updates, expected)
+        # The state holds the base's own numbers, though in a wider dtype.
+        trace = base_state[0].trace
+        momentum = flat(state.momentum)
+        assert momentum.dtype == jnp.float32
+        np.testing.assert_array_equal(momentum, np.concatenate([np.ravel(trace[i]).astype("float32") for i in inside]))
+        np.testing.assert_array_equal(state.base.trace["out"], trace["out"])
+
+
 @pytest.mark.parametrize(("warmup", "every"), [(0, 1), (0, 3), (2, 3), (5, 2), (4, math.inf), (None, 4)])
 def test_when_a_refresh_happens(warmup, every):
     # The Hessian of step t is t + 1, so the eigenvalue in the state tells when the estimate in use was made.
@@ -137,6 +171,17 @@ def test_nothing_below_the_asymmetry_of_the_products_is_used():
     opt = fosi_sgd(0.1, loss, k=4, num_matvecs=4, refresh="external")
     w = jnp.ones(4)
     np.testing.assert_array_equal(opt.refresh(opt.init(w), w, batch=0.0).accepted, [True, True, False, False])
+
+
+@pytest.mark.parametrize("layout", ["flat", "leaves"])
+def test_a_refresh_leaves_sgds_momentum_as_it_is(layout):
+    batch = {"H": jnp.asarray(outliers(20), jnp.float32), "factor": 1.0, "slope": jnp.ones(20)}
+    opt = fosi_sgd(0.1, half_square, momentum=0.9, k=1, ell=1, refresh="external", layout=layout)
+    w, g = jnp.ones(20), jnp.linspace(-1.0, 1.0, 20)
+    _, state = opt.update(g, opt.init(w), w)
+    after = opt.refresh(state, w, batch=batch)
+    assert after.accepted.all()
+    np.testing.assert_array_equal(flat(after.momentum), g)
 
 
 BAD = {

@@ -84,9 +84,9 @@ def placed(tree):
     return jax.tree.map(lambda x: (jax.typeof(x), spec_of(x)), tree)
 
 
-def assert_split_as_the_parameters(basis):
-    for rows, spec in zip(basis, SPECS.values(), strict=True):
-        assert spec_of(rows) == ((None, *spec) if tuple(spec) else ())
+def assert_split_as_the_parameters(basis, rows=(None,)):
+    for part, spec in zip(basis, SPECS.values(), strict=True):
+        assert spec_of(part) == ((*rows, *spec) if tuple(spec) else ())
 
 
 def collectives(compiled):
@@ -119,6 +119,8 @@ def test_the_state_is_the_same_type_in_the_same_places_after_an_update(mesh, nam
     opt = optimizers(refresh="external")[name]
     state = opt.init(params)
     assert_split_as_the_parameters(state.basis)
+    if name == "heavy-ball":
+        assert_split_as_the_parameters(state.momentum, rows=())
     for update in (opt.update, jax.jit(opt.update)):
         updates, after = update(grads, state, params)
         assert placed(after) == placed(state)

@@ -122,12 +122,12 @@ def fosi_sgd(
     if momentum is None:
         if nesterov:
             raise ValueError("nesterov=True needs momentum, got momentum=None")
-        rule, trace = "gd", optax.identity()
+        rule = "gd"
     else:
         _check_decay("momentum", momentum)
-        rule, trace = "nesterov" if nesterov else "heavy_ball", optax.trace(momentum, nesterov)
+        rule = "nesterov" if nesterov else "heavy_ball"
     settings = JaxOptions(lr_rule=rule if lr_rule == "auto" else lr_rule, **options)
-    return build(LinearStep(learning_rate, trace), loss_fn, settings)
+    return build(LinearStep(learning_rate, momentum, nesterov), loss_fn, settings)
 
 
 @takes(JaxOptions)

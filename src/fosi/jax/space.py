@@ -86,12 +86,12 @@ class Space:
             pieces = list(vector)
         return [piece.astype(dtype) for piece, dtype in zip(pieces, dtypes, strict=True)]
 
-    def zeros(self, rows: int, dtype: Any) -> Basis:
-        """A basis of ``rows`` zero vectors, laid out over devices as the parameters are."""
+    def zeros(self, dtype: Any, *rows: int) -> Basis:
+        """A zero vector, or a basis of ``rows`` of them, laid out over devices as the parameters are."""
         if self.flat:
-            return jnp.zeros((rows, self.size), dtype)
+            return jnp.zeros((*rows, self.size), dtype)
         return tuple(
-            _zeros((rows, *shape), dtype, _with_rows(sharding))
+            _zeros((*rows, *shape), dtype, _with_axes(sharding, len(rows)))
             for shape, sharding in zip(self.shapes, self.shardings, strict=True)
         )
 
@@ -276,10 +276,10 @@ def _zeros(shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.Array:
     return placed
 
 
-def _with_rows(sharding: Any) -> Any:
+def _with_axes(sharding: Any, leading: int) -> Any:
     if sharding is None:
         return None
-    return jax.sharding.NamedSharding(sharding.mesh, jax.P(None, *sharding.spec))
+    return jax.sharding.NamedSharding(sharding.mesh, jax.P(*[None] * leading, *sharding.spec))
 
 
 def _explicit(sharding: Any) -> Any:

@@ -90,7 +90,7 @@ class Job(NamedTuple):
         operator = self.loss.operator(self.space, params, batch, value_fn)
         vector = self.space.random(key)
         with self.basis_precision():
-            return operator, vector, self.space.zeros(self.num_matvecs, jnp.dtype(self.precision))
+            return operator, vector, self.space.zeros(jnp.dtype(self.precision), self.num_matvecs)
 
     def matvec(self, operator: Operator) -> lanczos.Matvec:
         """The operator on vectors; it runs in the model's precision, whatever the basis is kept in."""

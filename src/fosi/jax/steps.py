@@ -38,11 +38,14 @@ class Subspace(NamedTuple):
 class Step(Protocol):
     """A base optimizer and the way FOSI puts its part and the Newton part together."""
 
-    def init(self, params: sp.Tree) -> Any:
-        """The base's state."""
+    def init(self, space: sp.Space, params: sp.Tree) -> Any:
+        """The base's state, less what the momentum holds."""
 
-    def init_momentum(self, rank: int, dtype: Any) -> Any:
-        """The Newton part's momentum, k + ell numbers, or None where it needs none of its own."""
+    def init_momentum(self, space: sp.Space, rank: int) -> Any:
+        """The momentum that the Newton part reads, or None where there is none."""
+
+    def in_subspace(self, momentum: Any) -> jax.Array | None:
+        """The momentum where it is k + ell numbers that turn with V at a refresh, None where a refresh leaves it be."""
 
     def __call__(
         self,
@@ -65,17 +68,25 @@ class LinearStep:
     §3.4 asks for the same linear combination of past gradients in both parts. With m̄ the base's own combination of
     the whole gradients, c = V m̄ gives both, and the update is −η m̄ + Vᵀ((η − α / |λ|) ⊙ c) with η the scaled rate.
     At a refresh m̄ is kept whole, so the Newton part starts with the base's momentum instead of from zero.
+
+    The momentum is kept as the vector that V is multiplied with, and not as leaves besides: a leaf that is part of the
+    vector and of the state as well costs a GPU a kernel of its own. The leaves outside the space have ``optax.trace``.
     """
 
     learning_rate: Scalar | Callable[[Any], Scalar]
-    momentum: optax.GradientTransformation
+    decay: Scalar | None
+    nesterov: bool = False
 
-    def init(self, params: sp.Tree) -> Any:
-        """The state of the base's momentum."""
-        return self.momentum.init(params)
+    def init(self, space: sp.Space, params: sp.Tree) -> Any:
+        """The momentum of the leaves outside the space."""
+        return self._outside.init(_without(space, params))
 
-    def init_momentum(self, rank: int, dtype: Any) -> None:
-        """The base's own momentum serves both parts."""
+    def init_momentum(self, space: sp.Space, rank: int) -> sp.Vector | None:
+        """A zero vector of the space, as ``optax.trace`` starts."""
+        return None if self.decay is None else space.zeros(space.dtype)
+
+    def in_subspace(self, momentum: sp.Vector | None) -> None:
+        """It is the whole gradients' and knows of no V."""
         return None
 
     def __call__(
@@ -84,25 +95,57 @@ class LinearStep:
         subspace: Subspace,
         grads: sp.Tree,
         base_state: Any,
-        momentum: None,
+        momentum: sp.Vector | None,
         params: sp.Tree,
         count: jax.Array,
         extra_args: dict[str, Any],
-    ) -> tuple[sp.Tree, Any, None]:
+    ) -> tuple[sp.Tree, Any, sp.Vector | None]:
         """See ``Step``."""
         del params, extra_args
-        mean, base_state = self.momentum.update(grads, base_state)
-        leaves = space.leaves(mean)
+        outside, base_state = self._outside.update(_without(space, grads), base_state)
+        leaves = space.leaves(grads)
+        dtypes = [jnp.result_type(leaf) for leaf in leaves]
+        if momentum is None:
+            mean = space.pack(leaves, space.dtype)
+        else:  # in the dtypes that optax.trace would keep it in
+            dtypes = [jnp.result_type(*both, self.decay) for both in zip(space.dtypes, dtypes, strict=True)]
+            momentum, mean = self._added(space, leaves, momentum, dtypes)
         rate = jnp.asarray(_at(self.learning_rate, count), space.dtype)
         scale = subspace.lr_scale
-        inside = sp.products(subspace.basis, space.pack(leaves, space.dtype))
-        inside = (rate * scale - subspace.newton) * inside
+        inside = (rate * scale - subspace.newton) * sp.products(subspace.basis, mean)
         correction = space.unpack(sp.combine(subspace.basis, inside), [space.dtype] * len(leaves))
 
         # The base's own update, in the leaves' dtypes: until there is a subspace nothing is added to it.
-        base = jax.tree.map(lambda x: (-rate).astype(x.dtype) * x, mean)
-        moved = [(scale * b + c).astype(b.dtype) for b, c in zip(space.leaves(base), correction, strict=True)]
-        return space.merge(moved, base), base_state, None
+        def base(x: jax.Array) -> jax.Array:
+            return (-rate).astype(x.dtype) * x
+
+        own = [base(x) for x in space.unpack(mean, dtypes)]
+        moved = [(scale * b + c).astype(b.dtype) for b, c in zip(own, correction, strict=True)]
+        return space.merge(moved, jax.tree.map(base, outside)), base_state, momentum
+
+    @property
+    def _outside(self) -> optax.GradientTransformation:
+        return optax.identity() if self.decay is None else optax.trace(self.decay, self.nesterov)
+
+    def _added(
+        self, space: sp.Space, leaves: list[jax.Array], momentum: sp.Vector, dtypes: list[Any]
+    ) -> tuple[sp.Vector, sp.Vector]:
+        """The next momentum and what the step reads of it, rounded as ``optax.trace`` rounds leaves of ``dtypes``."""
+
+        def add(grads: Any, trace: Any) -> Any:
+            return jax.tree.map(lambda g, t: g + self.decay * t, grads, trace)
+
+        def vector(parts: Any) -> sp.Vector:
+            wide = _widened(parts, space.dtype)
+            return space.pack(wide, space.dtype) if mixed else wide
+
+        # Leaf by leaf only where their dtypes differ, else in one pass over the vector, which writes it in place.
+        mixed = len(set(dtypes)) > 1
+        grads = leaves if mixed else space.pack(leaves, dtypes[0])
+        old = space.unpack(momentum, dtypes) if mixed else jax.tree.map(lambda t: t.astype(dtypes[0]), momentum)
+        new = add(grads, old)
+        momentum = vector(new)
+        return momentum, vector(add(grads, new)) if self.nesterov else momentum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,13 +160,17 @@ class ProjectedStep:
     momentum: Momentum
     decay: Decay | None = None
 
-    def init(self, params: sp.Tree) -> Any:
+    def init(self, space: sp.Space, params: sp.Tree) -> Any:
         """The base's state."""
         return self.base.init(params)
 
-    def init_momentum(self, rank: int, dtype: Any) -> jax.Array | None:
+    def init_momentum(self, space: sp.Space, rank: int) -> jax.Array | None:
         """Zeros: there is no subspace yet in which past gradients could have been seen."""
-        return None if self.momentum is None else jnp.zeros(rank, dtype)
+        return None if self.momentum is None else jnp.zeros(rank, space.dtype)
+
+    def in_subspace(self, momentum: jax.Array | None) -> jax.Array | None:
+        """All of it."""
+        return momentum
 
     def __call__(
         self,
@@ -158,6 +205,23 @@ class ProjectedStep:
             # After the projection: inside the base its part along V would be lost.
             updates = jax.tree.map(lambda u, d: (u + d).astype(u.dtype), updates, self.decay(params, count))
         return updates, base_state, momentum
+
+
+def _widened(tree: sp.Tree, dtype: Any) -> sp.Tree:
+    """Arrays in a wider dtype, the values still of their own one."""
+
+    def one(x: jax.Array) -> jax.Array:
+        if x.dtype == dtype:
+            return x
+        # XLA leaves out the rounding of a value that is widened again, unless it is told to round.
+        return jax.lax.reduce_precision(x.astype(dtype), jnp.finfo(dtype).nexp, jnp.finfo(x.dtype).nmant)
+
+    return jax.tree.map(one, tree)
+
+
+def _without(space: sp.Space, tree: sp.Tree) -> sp.Tree:
+    """``tree`` with nothing in the place of the leaves that span the space, as ``optax.masked`` does it."""
+    return space.merge([optax.MaskedNode()] * len(space.selected), tree)
 
 
 def _at(value: Scalar | Callable[[Any], Scalar], count: jax.Array) -> Scalar:

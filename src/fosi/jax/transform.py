@@ -62,8 +62,9 @@ class FosiState(NamedTuple):
       accepted: (k + ell,), the pairs in use.
       basis: V with zero rows for pairs not in use: (k + ell, n), or one array a leaf for sharded parameters.
       lr_scale: factor on the base's learning rate.
-      momentum: the Newton part's momentum in the subspace, where it has one of its own.
-      base: the base optimizer's state.
+      momentum: what the Newton part sees of past gradients. With ``fosi_sgd`` a vector of the space, which is also the
+        base's momentum of the leaves that span it; else k + ell numbers in the subspace. None without momentum.
+      base: the base optimizer's state; with ``fosi_sgd`` that of the leaves outside the space.
     """
 
     count: jax.Array  # type: ignore[assignment]
@@ -74,7 +75,7 @@ class FosiState(NamedTuple):
     accepted: jax.Array
     basis: sp.Basis
     lr_scale: jax.Array
-    momentum: jax.Array | None
+    momentum: sp.Vector | None
     base: Any
 
 
@@ -125,10 +126,10 @@ class _Core:
             eigenvalues=jnp.zeros(rank, dtype),
             residuals=jnp.zeros(rank, dtype),
             accepted=jnp.zeros(rank, bool),
-            basis=space.zeros(rank, dtype),
+            basis=space.zeros(dtype, rank),
             lr_scale=jnp.ones((), dtype),
-            momentum=self.step.init_momentum(rank, dtype),
-            base=self.step.init(params),
+            momentum=self.step.init_momentum(space, rank),
+            base=self.step.init(space, params),
         )
 
     def update(
@@ -191,15 +192,16 @@ class _Core:
             self.loss.operator(space, params)  # raises, naming both
         if not isinstance(due, jax.core.Tracer):  # outside jit a switch would be compiled anew in every step
             return self._refreshed(space, state, params, batch, value_fn) if due else state
-        # The base's state does not go through the branch. A switch with the no-op first: as the true branch of a
-        # cond it copies the whole basis in every step.
-        carried = state._replace(base=None)
+        # What a refresh leaves alone does not go through the branch. A switch with the no-op first: as the true branch
+        # of a cond it copies the whole basis in every step.
+        turning = self.step.in_subspace(state.momentum)
         carried = jax.lax.switch(
             jnp.asarray(due, jnp.int32),
             [lambda s: s, lambda s: self._refreshed(space, s, params, batch, value_fn)],
-            carried,
+            state._replace(momentum=turning, base=None),
         )
-        return carried._replace(base=state.base)
+        momentum = state.momentum if turning is None else carried.momentum
+        return carried._replace(momentum=momentum, base=state.base)
 
     def _refreshed(
         self, space: sp.Space, state: FosiState, params: sp.Tree, batch: Any, value_fn: ValueFn | None
@@ -215,16 +217,16 @@ class _Core:
         def keep(fresh: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.where(usable, fresh, old)
 
-        momentum = state.momentum
-        if momentum is not None:
-            velocity = sp.combine(state.basis, momentum)
+        momentum, turning = state.momentum, self.step.in_subspace(state.momentum)
+        if turning is not None:
+            velocity = sp.combine(state.basis, turning)
             # A velocity that is not finite cannot be carried over. That the choice of basis waits for it also has the
             # old basis read before it is written over: else XLA copies it, in every step of an inline refresh.
             usable &= jnp.isfinite(sp.norm(velocity))
         basis = sp.rows_where(usable, sp.rows_where(new.accepted, new.eigenvectors), state.basis)
-        if momentum is not None:
+        if turning is not None:
             # The subspace form of a velocity in all n dimensions: what lies outside the new V is lost.
-            momentum = keep(sp.products(basis, velocity).astype(momentum.dtype), momentum)
+            momentum = keep(sp.products(basis, velocity).astype(turning.dtype), turning)
         return state._replace(
             refreshes=optax.safe_increment(state.refreshes),
             eigenvalues=keep(jnp.where(new.accepted, new.eigenvalues, 0), state.eigenvalues),
