@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, get_args
 
 from fosi.momentum import Ema, Trace
@@ -17,6 +18,7 @@ Accept = Literal["converged", "all"]
 Precision = Literal["float32", "float64"]
 Momentum = Trace | Ema | None
 Factory = TypeVar("Factory", bound=Callable[..., Any])
+Settings = TypeVar("Settings", bound="Options")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,17 @@ class Options:
             overhead=self.overhead,
             warmup=self.warmup,
         )
+
+
+def settle(kind: type[Settings], given: Mapping[str, Any]) -> Settings:
+    """The settings ``kind`` out of keywords, with an error that helps where one is not known."""
+    names = [f.name for f in dataclasses.fields(kind)]
+    for name in given:
+        if name not in names:
+            close = difflib.get_close_matches(name.lower(), names, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise TypeError(f"{name}={given[name]!r} is not a setting of FOSI; {hint}There are {', '.join(names)}")
+    return kind(**given)
 
 
 def takes(options: type[Options]) -> Callable[[Factory], Factory]:

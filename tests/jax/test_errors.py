@@ -37,6 +37,7 @@ def says(*words):
 # The argument's name must be in the message, and then the value.
 BAD_OPTIONS = [
     ({"k": 0, "ell": 0}, ValueError, ("k=0", "ell=0")),
+    ({"refresh_evry": 5}, TypeError, ("refresh_evry=5", "refresh_every")),
     ({"k": -1}, ValueError, ("k=-1",)),
     ({"k": 2.5}, TypeError, ("k=2.5",)),
     ({"k": True}, TypeError, ("k=True",)),

@@ -102,7 +102,7 @@ CONSTRUCTION = {
         ValueError,
         ["dampening=0.5", "one learning rate", "momentum=fosi.Trace(decay)"],
     ),
-    "unknown option": (lambda: FOSI(sgd(), K=3), TypeError, ["'K'"]),
+    "unknown option": (lambda: FOSI(sgd(), K=3), TypeError, ["K=3", "'k'", "num_matvecs"]),
     "option without its name": (lambda: FOSI(sgd(), network(), 3), TypeError, ["positional argument"]),
     "negative alpha": (lambda: FOSI(sgd(), k=1, alpha=-0.1), ValueError, ["alpha", "finite number ≥ 0", "-0.1"]),
     "NaN alpha": (lambda: FOSI(sgd(), k=1, alpha=np.nan), ValueError, ["alpha", "finite number ≥ 0", "nan"]),

@@ -16,7 +16,7 @@ from fosi.jax import space as sp
 from fosi.jax.steps import Decay, LinearStep, ProjectedStep, decoupled_decay
 from fosi.jax.transform import Fosi, JaxOptions, build
 from fosi.momentum import Ema
-from fosi.options import takes
+from fosi.options import settle, takes
 
 _log = logging.getLogger("fosi")
 
@@ -73,7 +73,7 @@ def fosi(base: optax.GradientTransformation, loss_fn: LossFn | None = None, **op
     """
     if not (callable(getattr(base, "init", None)) and callable(getattr(base, "update", None))):
         raise TypeError(f"base must be an optax transformation such as optax.adam(1e-3), got {base!r}")
-    settings = JaxOptions(**options)
+    settings = settle(JaxOptions, options)
     momentum = settings.momentum
     if momentum == "auto":
         _log.warning(
@@ -126,7 +126,7 @@ def fosi_sgd(
     else:
         _check_decay("momentum", momentum)
         rule = "nesterov" if nesterov else "heavy_ball"
-    settings = JaxOptions(lr_rule=rule if lr_rule == "auto" else lr_rule, **options)
+    settings = settle(JaxOptions, {"lr_rule": rule if lr_rule == "auto" else lr_rule, **options})
     return build(LinearStep(learning_rate, momentum, nesterov), loss_fn, settings)
 
 
@@ -204,7 +204,7 @@ def _adam(
     decay: Decay | None,
     options: dict[str, Any],
 ) -> Fosi:
-    settings = JaxOptions(**options)
+    settings = settle(JaxOptions, options)
     _check_decay("b1", b1)
     momentum = Ema(b1) if settings.momentum == "auto" else settings.momentum
     base = optax.with_extra_args_support(optax.adam(learning_rate, b1, b2, adam_eps))

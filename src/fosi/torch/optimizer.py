@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,12 +14,14 @@ import torch
 from torch import Tensor, nn, optim
 
 from fosi import scaling
-from fosi.options import Momentum, Options, takes
+from fosi.options import Momentum, Options, settle, takes
 from fosi.schedule import Schedule
 from fosi.torch import bases, checkpoint, steps
 from fosi.torch import space as sp
 from fosi.torch.curvature import Closure, Closures
 from fosi.torch.spectrum import Estimate, Spectrum, estimate
+
+_log = logging.getLogger("fosi")
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -94,7 +97,7 @@ class FOSI(optim.Optimizer):
             raise TypeError(f"curvature_loss must be a function without arguments or None, got {curvature_loss!r}")
         self.base, self.model, self.curvature_loss = base, model, curvature_loss
         rule = bases.learning_rate_rule(base) if lr_rule == "auto" else lr_rule
-        self.options = Options(lr_rule=rule, **options)
+        self.options = settle(Options, {"lr_rule": rule, **options})
         self._lay_out()
         self._forget()
         super().__setstate__({})  # hooks and all that Optimizer.__init__ makes but parameters, which are the base's
@@ -320,7 +323,10 @@ class FOSI(optim.Optimizer):
         found = checkpoint.restore(self._space, self.options.rank, pieces, small) if small else None
         self.base.load_state_dict(theirs)
         self._forget()
-        if small:
+        if not small:
+            # Also what is left when a tool knows the base's entries alone, as DCP with flattened states does.
+            _log.warning("FOSI: the checkpoint holds no FOSI state: warm-up and curvature start anew")
+        else:
             self._count, self._refreshes = int(small["step"]), int(small["refreshes"])
             self._refreshed = bool(small["refreshed"])
             self._lr_scale = float(small["lr_scale"])

@@ -90,13 +90,22 @@ def estimate(
         with torch.no_grad():
             krylov = lanczos.lanczos(
                 matvec,
-                space.random(options.seed, refreshes),
+                _start(space, options.seed, refreshes),
                 options.schedule(space.size).num_matvecs,
                 dtype,
                 breakdown=_ROUNDING * max(space.product_eps, torch.finfo(dtype).eps),
             )
             del matvec  # and with it the graph, before the eigenvectors need memory
             return _extract(krylov, options, space)
+
+
+def _start(space: sp.Space, seed: int, refreshes: int) -> Tensor:
+    """The start vector; zero at frozen parameters, so that no rounding can ever give an eigenvector a part there."""
+    vector = space.random(seed, refreshes)
+    for view, p in zip(space.views(vector), space.params, strict=True):
+        if not p.requires_grad:
+            view.zero_()
+    return vector
 
 
 def _matvec(
