@@ -320,6 +320,8 @@ def test_channels_last_is_another_layout_of_the_same_numbers():
     model.to(memory_format=torch.channels_last)
     assert not model[0].weight.is_contiguous()
     found = estimate_spectrum(loss, model, k=2, num_matvecs=30, precision="float64")
+    for name, p in model.named_parameters():  # in the parameter's own strides, for copies to be plain ones
+        assert found.eigenvectors[name][0].stride() == p.stride()
     # The start vector lies in memory's order, so before convergence the two differ.
     assert plain.residuals.max() < 1e-6
     torch.testing.assert_close(found.eigenvalues, plain.eigenvalues, rtol=1e-6, atol=0)
