@@ -314,6 +314,14 @@ def test_parameters_of_several_dtypes_and_layouts():
     assert_pairs(estimate_spectrum(loss, exact, k=2, ell=1, num_matvecs=21, precision="float64"), H, 2, 1, 1e-12)
 
 
+def test_every_parameter_gets_vectors_in_its_own_dtype():
+    """A bfloat16 parameter in front, without curvature, costs the float64 one nothing."""
+    narrow = torch.ones(1, dtype=torch.bfloat16, requires_grad=True)
+    loss, wide, H = quadratic([50.0, 20.0, -30.0], torch.float64)
+    found = estimate_spectrum(lambda: loss() + narrow.sum(), [narrow, wide], k=1, ell=1, num_matvecs=4)
+    np.testing.assert_allclose(found.eigenvalues, extreme(H, 1, 1)[0], rtol=1e-5)
+
+
 def test_channels_last_is_another_layout_of_the_same_numbers():
     model, loss = made("convolutional")
     plain = estimate_spectrum(loss, model, k=2, num_matvecs=30, precision="float64")
