@@ -343,3 +343,19 @@ def test_no_residual_is_claimed_below_the_error_of_the_products():
     found = estimate_spectrum(None, jnp.ones(4), value_fn=crooked, k=2, num_matvecs=4)
     np.testing.assert_array_less(1e-3, np.asarray(found.residuals))
     assert float(found.resolution) > 1e-2
+
+
+def test_noise_of_the_basis_is_not_taken_for_curvature():
+    """float64 parameters, a float32 basis, one curved direction of two: the other is the basis' rounding."""
+
+    def loss(w, matrix):
+        return 0.5 * w @ matrix @ w
+
+    seen = []
+    with x64(np.float64):
+        for seed in range(40):
+            matrix = jnp.asarray(symmetric([7.0, 0.0], seed))
+            found = estimate_spectrum(loss, jnp.ones(2), matrix, k=2, num_matvecs=2, precision="float32", seed=seed)
+            assert found.accepted.tolist() == [True, False]
+            seen.append(abs(float(found.eigenvalues[1])))
+    assert max(seen) > 1e-9  # there is noise to be taken for something

@@ -319,3 +319,31 @@ def test_groups_that_cannot_be_added(case):
     train(model, opt, range(2, 5))
     train(control, other, range(5))
     assert_same_bits(values(model), values(control))
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0].cos()
+
+
+def test_a_function_that_must_not_be_differentiated_twice_is_not_gone_around():
+    w = torch.ones(3, requires_grad=True)
+    with pytest.raises(ValueError, match="once_differentiable"):
+        estimate_spectrum(lambda: _Once.apply(w).sum() + (w**4).sum(), [w], k=1)
+
+
+def test_losses_and_parameters_that_have_nothing_to_do_with_each_other():
+    w, other = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    with pytest.raises(ValueError, match="does not depend on any of the parameters"):
+        estimate_spectrum(lambda: (other**2).sum(), [w], k=1)
+    with pytest.raises(ValueError, match="requires_grad is False"):
+        estimate_spectrum(lambda: (other**2).sum(), [torch.ones(3)], k=1)
+    with pytest.raises(ValueError, match="twice"):
+        estimate_spectrum(lambda: (w**2).sum(), [w, w], k=1)

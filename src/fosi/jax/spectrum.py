@@ -168,7 +168,8 @@ def _extract(krylov: lanczos.Krylov, k: int, ell: int, accept: Accept, space: sp
         extremes = jnp.stack([values[steps - 1], values[0]])
         # In exact arithmetic the residual goes on falling; below the products' own error, as far as dtype and asymmetry
         # tell it, it means nothing.
-        rounding = jnp.maximum(space.product_eps * jnp.max(jnp.abs(extremes)), krylov.asymmetry.astype(jnp.float64))
+        eps = max(space.product_eps, float(jnp.finfo(krylov.alphas.dtype).eps))
+        rounding = jnp.maximum(eps * jnp.max(jnp.abs(extremes)), krylov.asymmetry.astype(jnp.float64))
         residuals = jnp.maximum(betas[steps - 1] * jnp.abs(coefficients[steps - 1]), rounding)
         residuals = jnp.where(found, residuals, 0)
         resolution = _ROUNDING * rounding

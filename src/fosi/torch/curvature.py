@@ -25,6 +25,11 @@ class Hessian:
         """Builds the graph of the gradient."""
         self.params = list(params)
         self.active = [p for p in self.params if p.requires_grad]
+        if not self.active:
+            raise ValueError(
+                "none of the parameters requires a gradient (requires_grad is False): nothing can be trained"
+            )
+        _check_twice_differentiable(loss)
         try:
             # Not backward(create_graph=True): that would write into .grad, in a cycle that is never freed.
             grads = torch.autograd.grad(loss, self.active, create_graph=True, allow_unused=True)
@@ -32,6 +37,11 @@ class Hessian:
             if "a second time" in str(error):
                 raise ValueError(_BACKWARD) from error
             raise
+        if all(g is None for g in grads):
+            raise ValueError(
+                "the loss does not depend on any of the parameters: compute it with the model they belong to; "
+                "activation checkpointing needs use_reentrant=False"
+            )
         # A gradient that does not depend on the parameters has no second derivative to ask for.
         self.grads = [g for g in grads if g is not None and g.requires_grad]
         self.where = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
@@ -67,6 +77,29 @@ class Mean:
                 product = Hessian(evaluate(closure), self.params)(vectors)
             torch._foreach_add_(total, product, alpha=1 / len(self.closures))
         return total
+
+
+def _check_twice_differentiable(loss: Tensor) -> None:
+    """Raises where a function on the way says that its backward pass must not be differentiated.
+
+    torch takes what such a backward pass gave for a constant, without a word, and the product is wrong.
+    """
+    waiting: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        function = getattr(node, "_forward_cls", None)
+        # The decorator leaves no other mark than that it is its own code that is called.
+        code = getattr(getattr(function, "backward", None), "__code__", None)
+        if code is not None and code.co_filename == torch.autograd.function.once_differentiable.__code__.co_filename:
+            raise ValueError(
+                f"the loss has no second derivative: the backward pass of {getattr(function, '__name__', function)} is marked "
+                "@once_differentiable; take a plain implementation of that layer for the closure"
+            )
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
 
 
 def operator(closures: Closures, params: Sequence[Tensor], isolation: Isolation) -> Operator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,7 +81,8 @@ class Isolation(contextlib.AbstractContextManager["Isolation"]):
                 stack.enter_context(torch.autocast(kind, enabled=False))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # fused attention has no second derivative
-            stack.enter_context(torch.compiler.set_stance("force_eager"))  # nor have compiled models
+            if "torch._dynamo" in sys.modules:  # nor have compiled models; without any, its import would take seconds
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(_PlainLayers())
             stack.enter_context(unsynchronised(self.model))
             self._random = _random_states(self.params)

@@ -53,6 +53,8 @@ class Space:
                 )
             if not p.is_floating_point() or p.layout != torch.strided:
                 raise ValueError(f"params holds a {p.layout} tensor of dtype {p.dtype}; FOSI needs dense float tensors")
+        if len({id(p) for p in self.params}) < len(self.params):
+            raise ValueError("params holds a tensor twice; each parameter counts once (shared weights too)")
         self.sizes = [p.numel() for p in self.params]
         self.size = sum(self.sizes)
         self.device = self.params[0].device
