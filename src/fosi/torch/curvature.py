@@ -93,8 +93,8 @@ def _check_twice_differentiable(loss: Tensor) -> None:
         code = getattr(getattr(function, "backward", None), "__code__", None)
         if code is not None and code.co_filename == torch.autograd.function.once_differentiable.__code__.co_filename:
             raise ValueError(
-                f"the loss has no second derivative: the backward pass of {getattr(function, '__name__', function)} is marked "
-                "@once_differentiable; take a plain implementation of that layer for the closure"
+                f"the loss has no second derivative: the backward pass of {function!r} is "
+                "marked @once_differentiable; take a plain implementation of that layer for the closure"
             )
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
