@@ -11,7 +11,7 @@ from torch import nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from fosi.torch import FOSI
+from fosi.torch import FOSI, estimate_spectrum
 
 STEPS, REFRESHING = 12, {"warmup": 2, "refresh_every": 4}
 
@@ -53,6 +53,8 @@ def _process(rank, port, folder, base, named, normalised):
     try:
         x, y = (half.chunk(2)[rank] for half in _data())
         model = DistributedDataParallel(_model(normalised))
+        if rank == 0:  # one process may look at a spectrum by itself
+            estimate_spectrum(lambda: model.module(x).square().mean(), model.module, k=1, num_matvecs=3)
         found = _train(model, x, y, base, model if named else None)
         np.save(folder / f"{rank}.npy", found)
     finally:

@@ -31,7 +31,7 @@ def check(base: Any) -> None:
         raise TypeError(f"base={name} cannot be used: it takes sparse gradients only, and FOSI's are dense")
     for i, group in enumerate(base.param_groups):
         check_group(i, group)
-    if decay_kind(base) == "unknown" and any(group.get("weight_decay") for group in base.param_groups):
+    if any(strengths(base, "unknown")):
         _log.warning(
             "FOSI: whether %s decays weights through the gradient or apart from it is not known; inside the subspace "
             "its decay is lost. Use a torch.optim optimizer, or put the penalty into the loss",
@@ -91,29 +91,27 @@ def learning_rate_rule(base: optim.Optimizer) -> str | None:
     return "nesterov" if group["nesterov"] else "heavy_ball"
 
 
-def decay_kind(base: optim.Optimizer) -> DecayKind:
-    """Whether weight decay is part of the gradient (an L2 penalty) or a shrinking of its own."""
+def decay_kind(base: optim.Optimizer, group: dict[str, Any]) -> DecayKind:
+    """Whether a group's weight decay is part of the gradient (an L2 penalty) or a shrinking of its own."""
     if isinstance(base, (optim.AdamW, optim.Muon, optim.Adafactor)):
         return "decoupled"
-    if base.param_groups[0].get("decoupled_weight_decay", False):
+    if group.get("decoupled_weight_decay", False):
         return "decoupled"
     return "coupled" if type(base).__module__.startswith("torch.optim") else "unknown"
 
 
 def strengths(base: optim.Optimizer, kind: DecayKind) -> list[float]:
-    """The weight decay of each group, where the base's is of this kind, else zeros."""
-    if decay_kind(base) != kind:
-        return [0.0] * len(base.param_groups)
-    return [float(group.get("weight_decay") or 0.0) for group in base.param_groups]
+    """The weight decay of each group where it is of this kind, else zero."""
+    return [
+        float(group["weight_decay"]) if group.get("weight_decay") and decay_kind(base, group) == kind else 0.0
+        for group in base.param_groups
+    ]
 
 
 @contextlib.contextmanager
 def without_decay(base: optim.Optimizer) -> Iterator[None]:
     """The base with its weight decay taken out, for as long as FOSI applies it."""
-    if decay_kind(base) == "unknown":
-        yield
-        return
-    groups = [group for group in base.param_groups if group.get("weight_decay")]
+    groups = [g for g in base.param_groups if g.get("weight_decay") and decay_kind(base, g) != "unknown"]
     kept = [group["weight_decay"] for group in groups]
     for group in groups:
         group["weight_decay"] = 0.0

@@ -44,7 +44,7 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, y_bar: Tensor) -> Any:
         x, w = ctx.saved_tensors
-        return None, *_Backward.apply(ctx.form, y_bar, x, w, list(ctx.needs_input_grad[1:]))  # type: ignore[no-untyped-call]
+        return None, *_adjoints(ctx.form, y_bar, x, w, list(ctx.needs_input_grad[1:]))
 
 
 class _Backward(torch.autograd.Function):
@@ -56,56 +56,75 @@ class _Backward(torch.autograd.Function):
         return form.backward(y_bar, x, w, wanted)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, u: Tensor | None, v: Tensor | None) -> Any:
         y_bar, x, w = ctx.saved_tensors
         form: _Form = ctx.form
         needs_y, needs_x, needs_w = ctx.needs_input_grad[1:4]
         to_y = to_x = to_w = None
         if needs_y and u is not None:
-            to_y = form.forward(u, w)
+            to_y = _convolve(form, u, w)
         if needs_y and v is not None:
-            other = form.forward(x, v)
-            to_y = other if to_y is None else to_y.add_(other)
+            other = _convolve(form, x, v)
+            to_y = other if to_y is None else to_y + other
         if needs_x and v is not None:
-            to_x = form.backward(y_bar, x, v, [True, False])[0]
+            to_x = _adjoints(form, y_bar, x, v, [True, False])[0]
         if needs_w and u is not None:
-            to_w = form.backward(y_bar, u, w, [False, True])[1]
+            to_w = _adjoints(form, y_bar, u, w, [False, True])[1]
         return None, to_y, to_x, to_w, None
 
 
+def _convolve(form: _Form, x: Tensor, w: Tensor) -> Tensor:
+    out: Tensor = _Convolution.apply(form, x, w)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _adjoints(form: _Form, y_bar: Tensor, x: Tensor, w: Tensor, wanted: list[bool]) -> tuple[Tensor | None, ...]:
+    out: tuple[Tensor | None, ...] = _Backward.apply(form, y_bar, x, w, wanted)  # type: ignore[no-untyped-call]
+    return out
+
+
 def _straight(
-    x: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
 ) -> Tensor | None:
-    dims = weight.ndim - 2
-    if isinstance(padding, str) or x.ndim != weight.ndim:
+    if isinstance(padding, str) or not _plain(input, weight, groups):
         return None
+    dims = weight.ndim - 2
     form = _Form(_each(stride, dims), _each(padding, dims), _each(dilation, dims), False, [0] * dims, groups)
-    return _apply(form, x, weight, bias)
+    return _with_bias(_convolve(form, input, weight), bias)
 
 
 def _transposed(
-    x: Tensor,
+    input: Tensor,
     weight: Tensor,
-    bias: Any = None,
+    bias: Tensor | None = None,
     stride: Any = 1,
     padding: Any = 0,
     output_padding: Any = 0,
     groups: int = 1,
     dilation: Any = 1,
 ) -> Tensor | None:
-    dims = weight.ndim - 2
-    if x.ndim != weight.ndim:
+    if not _plain(input, weight, groups):
         return None
+    dims = weight.ndim - 2
     out = _each(output_padding, dims)
-    return _apply(
-        _Form(_each(stride, dims), _each(padding, dims), _each(dilation, dims), True, out, groups), x, weight, bias
-    )
+    form = _Form(_each(stride, dims), _each(padding, dims), _each(dilation, dims), True, out, groups)
+    return _with_bias(_convolve(form, input, weight), bias)
 
 
-def _apply(form: _Form, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    y: Tensor = _Convolution.apply(form, x, weight)  # type: ignore[no-untyped-call]
-    return y if bias is None else y + bias.reshape(-1, *[1] * (weight.ndim - 2))
+def _plain(x: Tensor, weight: Tensor, groups: int) -> bool:
+    """Whether there is something to gain, and nothing about the call that torch's own function had better handle."""
+    unusual = torch.is_autocast_enabled(x.device.type) or torch._C._functorch.maybe_current_level() is not None
+    return groups > 1 and x.ndim == weight.ndim and x.dtype == weight.dtype and not unusual
+
+
+def _with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
+    return y if bias is None else y + bias.reshape(-1, *[1] * (y.ndim - 2))
 
 
 def _each(value: Any, dims: int) -> list[int]:
@@ -117,4 +136,4 @@ TWICE_DIFFERENTIABLE: dict[Any, Callable[..., Tensor | None]] = {
     **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), _straight),
     **dict.fromkeys((torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), _transposed),
 }
-"""For each of torch's convolutions one that gives the same, or None where it does not know how (padding="same")."""
+"""For each of torch's convolutions one that gives the same for several groups, or None: torch's own is as good."""

@@ -29,7 +29,6 @@ class Hessian:
             raise ValueError(
                 "none of the parameters requires a gradient (requires_grad is False): nothing can be trained"
             )
-        _check_twice_differentiable(loss)
         try:
             # Not backward(create_graph=True): that would write into .grad, in a cycle that is never freed.
             grads = torch.autograd.grad(loss, self.active, create_graph=True, allow_unused=True)
@@ -67,6 +66,7 @@ class Mean:
     def __init__(self, closures: Sequence[Closure], params: Sequence[Tensor], isolation: Isolation) -> None:
         """Holds on to the closures: each is called once for every product."""
         self.closures, self.params, self.isolation = list(closures), list(params), isolation
+        self.known = False
 
     def __call__(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         """The product, one tensor a parameter."""
@@ -74,13 +74,18 @@ class Mean:
         total = [torch.zeros_like(p) for p in self.params]
         for closure in self.closures:
             with torch.enable_grad():  # Lanczos, which calls this, runs without
-                product = Hessian(evaluate(closure), self.params)(vectors)
+                loss = evaluate(closure)
+                product = Hessian(loss if self.known else _twice_differentiable(loss), self.params)(vectors)
             torch._foreach_add_(total, product, alpha=1 / len(self.closures))
+        self.known = True
         return total
 
 
-def _check_twice_differentiable(loss: Tensor) -> None:
-    """Raises where a function on the way says that its backward pass must not be differentiated.
+_ONCE = torch.autograd.function.once_differentiable(lambda ctx: None).__code__
+
+
+def _twice_differentiable(loss: Tensor) -> Tensor:
+    """The loss; raises where a function on the way says that its backward pass must not be differentiated.
 
     torch takes what such a backward pass gave for a constant, without a word, and the product is wrong.
     """
@@ -90,8 +95,7 @@ def _check_twice_differentiable(loss: Tensor) -> None:
         node = waiting.pop()
         function = getattr(node, "_forward_cls", None)
         # The decorator leaves no other mark than that it is its own code that is called.
-        code = getattr(getattr(function, "backward", None), "__code__", None)
-        if code is not None and code.co_filename == torch.autograd.function.once_differentiable.__code__.co_filename:
+        if getattr(getattr(function, "backward", None), "__code__", None) is _ONCE:
             raise ValueError(
                 f"the loss has no second derivative: the backward pass of {function!r} is "
                 "marked @once_differentiable; take a plain implementation of that layer for the closure"
@@ -100,16 +104,17 @@ def _check_twice_differentiable(loss: Tensor) -> None:
             if following is not None and following not in seen:
                 seen.add(following)
                 waiting.append(following)
+    return loss
 
 
 def operator(closures: Closures, params: Sequence[Tensor], isolation: Isolation) -> Operator:
     """The operator of one loss, or the mean of several; to be called and used inside ``isolation``."""
     if callable(closures):
-        return Hessian(evaluate(closures), params)
+        return Hessian(_twice_differentiable(evaluate(closures)), params)
     several = list(closures) if isinstance(closures, Sequence) else []
     if not several or not all(callable(c) for c in several):
         raise TypeError(f"closure must be a function without arguments, or a sequence of such, got {closures!r}")
-    return Hessian(evaluate(several[0]), params) if len(several) == 1 else Mean(several, params, isolation)
+    return operator(several[0], params, isolation) if len(several) == 1 else Mean(several, params, isolation)
 
 
 def evaluate(closure: Closure) -> Tensor:

@@ -103,8 +103,9 @@ class Isolation(contextlib.AbstractContextManager["Isolation"]):
         self._swap()
 
     def _swap(self) -> None:
-        for module, name, buffer in self._buffers:
-            module._buffers[name] = None if buffer is None else buffer.clone()
+        clones = {id(buffer): buffer.clone() for _, _, buffer in self._buffers if buffer is not None}
+        for module, name, buffer in self._buffers:  # modules that share a buffer go on sharing it
+            module._buffers[name] = None if buffer is None else clones[id(buffer)]
 
     def _put_back(self) -> None:
         for module, name, buffer in self._buffers:

@@ -19,6 +19,7 @@ from fosi.schedule import Schedule
 from fosi.torch import bases, checkpoint, steps
 from fosi.torch import space as sp
 from fosi.torch.curvature import Closure, Closures
+from fosi.torch.distributed import replicas
 from fosi.torch.spectrum import Estimate, Spectrum, estimate
 
 _log = logging.getLogger("fosi")
@@ -96,8 +97,8 @@ class FOSI(optim.Optimizer):
         if curvature_loss is not None and not callable(curvature_loss):
             raise TypeError(f"curvature_loss must be a function without arguments or None, got {curvature_loss!r}")
         self.base, self.model, self.curvature_loss = base, model, curvature_loss
-        rule = bases.learning_rate_rule(base) if lr_rule == "auto" else lr_rule
-        self.options = settle(Options, {"lr_rule": rule, **options})
+        self._own_rule = lr_rule == "auto"
+        self.options = settle(Options, {"lr_rule": None if self._own_rule else lr_rule, **options})
         self._lay_out()
         self._forget()
         super().__setstate__({})  # hooks and all that Optimizer.__init__ makes but parameters, which are the base's
@@ -116,6 +117,7 @@ class FOSI(optim.Optimizer):
         self._subspace: steps.Subspace | None = None
         self._lr_scale = 1.0
         self._momentum: Tensor | None = None
+        self._was_linear = False
 
     # What belongs to the base. Properties, not references: the base replaces both when it loads a checkpoint.
 
@@ -197,7 +199,17 @@ class FOSI(optim.Optimizer):
           The new estimate, in use or not; ``spectrum`` is the one in use.
         """
         self._lay_out()  # the model may have been moved or cast since
-        found = estimate(closure, self._space, self.options, self._refreshes, model=self.model, decay=self._penalties())
+        if not self._refreshes and any(p._backward_hooks for p in self._space.params):
+            _log.warning("FOSI: hooks on parameters are called on Hessian products too; those not linear spoil them")
+        found = estimate(
+            closure,
+            self._space,
+            self.options,
+            self._refreshes,
+            model=self.model,
+            decay=self._penalties(),
+            group=replicas(self.model),
+        )
         self._refreshes += 1
         self._refreshed = True
         if found.usable:
@@ -233,9 +245,10 @@ class FOSI(optim.Optimizer):
         k, values, accepted = self.options.k, found.eigenvalues, found.accepted
         top, bottom = values[:k][accepted[:k]], values[k:][accepted[k:]]
         largest, smallest = (float(x) for x in found.extremes)
+        rule = bases.learning_rate_rule(self.base) if self._own_rule else self.options.lr_rule
         return float(
             scaling.lr_scale(
-                self.options.lr_rule,
+                rule,
                 largest,
                 smallest,
                 float(top.min()) if len(top) else largest,
@@ -259,15 +272,18 @@ class FOSI(optim.Optimizer):
         if self.curvature_loss is not None and self.refresh_due:
             self.refresh(self.curvature_loss)
         present = steps.parts(self._space.params)
-        if self._subspace is None:
+        if self._subspace is None or self._refreshed:  # not in every step: it takes as long as a kernel
             steps.check_dense(present.grads)
+        if self._subspace is None:
             self.base.step()
         else:
             alpha = self.options.alpha
             alpha = float(alpha(self._count)) if callable(alpha) else alpha
             subspace = self._subspace._replace(newton=alpha * self._subspace.newton)
-            if bases.is_linear(self.base) and self.options.momentum == "auto":
+            # Once the Newton part has a momentum of its own, the base's lacks that part: there is no way back.
+            if bases.is_linear(self.base) and self.options.momentum == "auto" and self._momentum is None:
                 steps.linear_step(self.base, present, subspace, self._work)
+                self._was_linear = True
             else:
                 self._momentum = self._projected(present, subspace)
         self._count += 1
@@ -277,13 +293,20 @@ class FOSI(optim.Optimizer):
     def _projected(self, present: steps.Parts, subspace: steps.Subspace) -> Tensor | None:
         rule: Momentum = self.options.momentum if self.options.momentum != "auto" else bases.momentum_rule(self.base)
         rows = len(subspace.newton)
+        if self._was_linear and rule is not None:
+            # The groups' learning rates have parted: the base's momentum of the whole gradient is split up.
+            self._momentum = steps.momentum_inside(self.base, subspace, self._work)
+        self._was_linear = False
         momentum = None if self._momentum is None else self._momentum[:rows]
         momentum = steps.projected_step(self.base, present, subspace, self._work, rule, momentum, self._count)
         return None if momentum is None else nn.functional.pad(momentum, (0, self.options.rank - rows))
 
     def _is_rehearsal(self) -> bool:
-        """Whether this is the step with which distributed checkpoints have a fresh optimizer make its state."""
-        if self._count or self._estimate is not None or self.base.state:
+        """Whether this is the step with which distributed checkpoints have an optimizer without state make it.
+
+        SGD without momentum never has any: every checkpoint of it takes such a step.
+        """
+        if self.base.state:
             return False
         if any(bases.number(group.get("lr", 1.0)) for group in self.param_groups):
             return False
@@ -354,7 +377,7 @@ class FOSI(optim.Optimizer):
 
 
 _KEPT = (
-    *("base", "model", "curvature_loss", "options", "schedule", "_space"),
+    *("base", "model", "curvature_loss", "options", "schedule", "_space", "_own_rule", "_was_linear"),
     *("_count", "_refreshes", "_refreshed", "_estimate", "_lr_scale", "_momentum"),
 )
 

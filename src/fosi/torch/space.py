@@ -31,8 +31,8 @@ class Space:
       params: the parameters themselves.
       size: the dimension n.
       dtype: what vectors are kept in: the widest of the parameters', and float32 at least.
-      device: where vectors live: with the first parameter.
-      uniform: whether all parameters have that dtype and that device.
+      device: the parameters', and the vectors'.
+      uniform: whether all parameters have that dtype.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
@@ -55,13 +55,16 @@ class Space:
                 raise ValueError(f"params holds a {p.layout} tensor of dtype {p.dtype}; FOSI needs dense float tensors")
         if len({id(p) for p in self.params}) < len(self.params):
             raise ValueError("params holds a tensor twice; each parameter counts once (shared weights too)")
+        devices = {str(p.device) for p in self.params}
+        if len(devices) > 1:
+            raise ValueError(f"params are on several devices ({', '.join(sorted(devices))}); FOSI needs them on one")
         self.sizes = [p.numel() for p in self.params]
         self.size = sum(self.sizes)
         self.device = self.params[0].device
         self.dtype = torch.float32
         for p in self.params:
             self.dtype = torch.promote_types(self.dtype, p.dtype)
-        self.uniform = all(p.dtype == self.dtype and p.device == self.device for p in self.params)
+        self.uniform = all(p.dtype == self.dtype for p in self.params)
 
     @property
     def product_eps(self) -> float:
@@ -82,7 +85,7 @@ class Space:
         """A vector as tensors in the parameters' shapes, dtypes and devices."""
         if self.uniform:
             return self.views(vector.to(self.dtype))
-        return [view.to(p.device, p.dtype) for view, p in zip(self.views(vector), self.params, strict=True)]
+        return [view.to(p.dtype) for view, p in zip(self.views(vector), self.params, strict=True)]
 
     def random(self, seed: int, count: int) -> Tensor:
         """Independent N(0, 1) numbers, a function of ``seed`` and ``count`` alone."""

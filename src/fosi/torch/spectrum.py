@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from fosi.options import Accept, Options, Precision
 from fosi.torch import lanczos
@@ -82,11 +83,16 @@ def estimate(
     *,
     model: nn.Module | None = None,
     decay: list[float] | None = None,
+    group: Any = None,
 ) -> Estimate:
-    """ESE at the parameters' values; ``decay`` holds what L2 penalty the base adds to the loss, for each parameter."""
+    """ESE at the parameters' values.
+
+    ``decay`` holds what L2 penalty the base adds to the loss, for each parameter; ``group`` the processes over which
+    products are averaged.
+    """
     dtype = {"float32": torch.float32, "float64": torch.float64}[options.precision]
     with Isolation(space.params, model) as isolation:
-        matvec = _matvec(operator(closures, space.params, isolation), space, dtype, decay, replicas(model))
+        matvec = _matvec(operator(closures, space.params, isolation), space, dtype, decay, group)
         with torch.no_grad():
             krylov = lanczos.lanczos(
                 matvec,
@@ -209,7 +215,9 @@ def estimate_spectrum(
         params = {name: p for name, p in params.named_parameters() if p.requires_grad}
     named = params if isinstance(params, Mapping) else None
     space = sp.Space(list(params.values() if isinstance(params, Mapping) else params))
-    found = estimate(closure, space, options, 0, model=model).spectrum(space)
+    # Other than in training, one process may look at a spectrum by itself.
+    group = replicas(model) if isinstance(model, DistributedDataParallel) else None
+    found = estimate(closure, space, options, 0, model=model, group=group).spectrum(space)
     if named is not None:
         found = found._replace(eigenvectors=dict(zip(named, found.eigenvectors, strict=True)))
     return found

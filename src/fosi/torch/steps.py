@@ -112,6 +112,17 @@ def linear_step(base: optim.Optimizer, present: Parts, subspace: Subspace, work:
     torch._foreach_add_(present.params, present.of(change.views))
 
 
+def momentum_inside(base: optim.Optimizer, subspace: Subspace, work: Workspace) -> Tensor:
+    """The part of SGD's momentum that lies in the subspace."""
+    mean = work["mean"]
+    mean.vector.zero_()
+    for view, p in zip(mean.views, work.space.params, strict=True):
+        buffer = base.state[p].get("momentum_buffer") if p in base.state else None
+        if buffer is not None:
+            view.copy_(buffer)
+    return _products(subspace, mean.vector)
+
+
 def projected_step(
     base: optim.Optimizer,
     present: Parts,
@@ -166,7 +177,7 @@ def _gradients(present: Parts, others: Sequence[Tensor], alike: bool) -> Iterato
     try:
         for p, grad, other in zip(present.params, present.grads, others, strict=True):
             # Asking .to() for nothing would cost as much as all the rest of this loop.
-            p.grad = other if alike else other.to(grad.device, grad.dtype)
+            p.grad = other if alike else other.to(grad.dtype)
         yield
     finally:
         for p, grad in zip(present.params, present.grads, strict=True):
