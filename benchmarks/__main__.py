@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from benchmarks import common, memory, momentum_rule, precision, refresh, train_step, update_step
+from benchmarks.torch import overhead
+from benchmarks.torch import refresh as torch_refresh
 
 
 def main() -> None:
@@ -16,6 +18,8 @@ def main() -> None:
     refresh.main(["--models", "softmax,autoencoder,lstm", "--repeats", "1", *out])
     precision.main(["--repeats", "1", *out])
     momentum_rule.main(out)
+    overhead.main(out)
+    torch_refresh.main(["--models", "cnn,transformer", "--batch", "4", "--repeats", "2", *out])
 
 
 if __name__ == "__main__":
