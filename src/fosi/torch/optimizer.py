@@ -299,7 +299,8 @@ class FOSI(optim.Optimizer):
         self._was_linear = False
         momentum = None if self._momentum is None else self._momentum[:rows]
         momentum = steps.projected_step(self.base, present, subspace, self._work, rule, momentum, self._count)
-        return None if momentum is None else nn.functional.pad(momentum, (0, self.options.rank - rows))
+        missing = self.options.rank - rows
+        return nn.functional.pad(momentum, (0, missing)) if missing and momentum is not None else momentum
 
     def _is_rehearsal(self) -> bool:
         """Whether this is the step with which distributed checkpoints have an optimizer without state make it.

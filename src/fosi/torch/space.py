@@ -94,9 +94,9 @@ class Space:
         return torch.randn(self.size, generator=generator, dtype=torch.float32, device=self.device)
 
 
-def write(views: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+def write(views: list[Tensor], tensors: list[Tensor]) -> None:
     """Copies tensors into views: in one kernel where their dtypes and strides agree."""
-    torch._foreach_copy_(list(views), list(tensors))
+    torch._foreach_copy_(views, tensors)
 
 
 # Matrix–vector products only: cuBLAS computes them in full float32 whatever the user lets TF32 do to matrix products,

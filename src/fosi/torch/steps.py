@@ -55,9 +55,9 @@ class Parts(NamedTuple):
     grads: list[Tensor]
     where: list[int] | None
 
-    def of(self, views: Sequence[Tensor]) -> list[Tensor]:
+    def of(self, views: list[Tensor]) -> list[Tensor]:
         """The views that belong to them."""
-        return list(views) if self.where is None else [views[i] for i in self.where]
+        return views if self.where is None else [views[i] for i in self.where]
 
 
 def parts(params: Sequence[Tensor]) -> Parts:
