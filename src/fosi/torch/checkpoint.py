@@ -36,7 +36,7 @@ def merge(
         none = np.zeros(rank)
         estimate = Estimate(none, basis, none, none.astype(bool), np.zeros(2), 0.0)
     state = {index: dict(entries) for index, entries in state_dict["state"].items()}
-    for i, piece in enumerate(space.views(estimate.basis)):
+    for i, piece in enumerate(space.pieces(estimate.basis)):
         state.setdefault(i, {})[_BASIS] = piece
     keeper = state[next((i for i, p in enumerate(space.params) if p.requires_grad), 0)]
     for name in _SMALL:
@@ -82,7 +82,7 @@ def restore(space: sp.Space, rank: int, pieces: dict[int, Tensor], small: dict[s
     basis = torch.zeros(rank, space.size, dtype=space.dtype, device=space.device)
     views = space.views(basis)
     for i, piece in pieces.items():
-        views[i].copy_(piece)
+        views[i].copy_(piece if space.sharding is None else space.sharding.cut(piece, i))
     return Estimate(
         values["eigenvalues"],
         basis,

@@ -54,17 +54,20 @@ class Isolation(contextlib.AbstractContextManager["Isolation"]):
     Args:
       params: whose gradients must stay as they are, and whose devices' random numbers are put back.
       model: whose buffers and modes are put back; None where the losses' modules are not known.
+
+    Attributes:
+      leaves: inside, the parameters as a loss sees them: what to differentiate with respect to.
     """
 
     def __init__(self, params: Sequence[Tensor], model: nn.Module | None = None) -> None:
         """Nothing happens before it is entered."""
         self.params, self.model = list(params), model
+        self.leaves: list[Tensor] = []
         self._stack = contextlib.ExitStack()
         self._buffers: list[tuple[nn.Module, str, Tensor | None]] = []
         self._modes: list[tuple[nn.Module, bool]] = []
 
     def __enter__(self) -> Isolation:
-        self._gradients = [(p.grad, None if p.grad is None else p.grad._version) for p in self.params]
         modules = list(self.model.modules()) if self.model is not None else []
         self._modes = [(m, m.training) for m in modules]
         self._buffers = [(m, name, b) for m in modules for name, b in m._buffers.items()]
@@ -84,16 +87,18 @@ class Isolation(contextlib.AbstractContextManager["Isolation"]):
             if "torch._dynamo" in sys.modules:  # nor have compiled models; without any, its import would take seconds
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(_PlainLayers())
-            stack.enter_context(unsynchronised(self.model))
+            self.leaves = stack.enter_context(unsynchronised(self.params, self.model))
+            watched = {*self.params, *self.leaves}
+            self._gradients = [(p, p.grad, None if p.grad is None else p.grad._version) for p in watched]
             self._random = _random_states(self.params)
             self._swap()
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._stack.close()
-        if kind is None:
-            self._check_gradients()
+        with self._stack:
+            if kind is None:
+                self._check_gradients()
 
     def rewind(self) -> None:
         """Random numbers and buffers as they were when it was entered, for a loss to come out the same again."""
@@ -114,7 +119,7 @@ class Isolation(contextlib.AbstractContextManager["Isolation"]):
             module.training = mode
 
     def _check_gradients(self) -> None:
-        for p, (grad, version) in zip(self.params, self._gradients, strict=True):
+        for p, grad, version in self._gradients:
             if p.grad is not grad or (grad is not None and grad._version != version):
                 raise ValueError(
                     "the closure changed .grad: it must return the loss and not call backward() or zero_grad(); "

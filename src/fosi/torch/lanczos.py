@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,7 +36,9 @@ class Krylov(NamedTuple):
         return len(self.alphas)
 
 
-def lanczos(matvec: Matvec, start: Tensor, num_matvecs: int, dtype: torch.dtype, *, breakdown: float) -> Krylov:
+def lanczos(
+    matvec: Matvec, start: Tensor, num_matvecs: int, dtype: torch.dtype, *, breakdown: float, group: Any = None
+) -> Krylov:
     """Runs ``num_matvecs`` Lanczos steps.
 
     Args:
@@ -45,6 +47,7 @@ def lanczos(matvec: Matvec, start: Tensor, num_matvecs: int, dtype: torch.dtype,
       num_matvecs: how many products.
       dtype: of the basis and of the computation.
       breakdown: ends the iteration when the remainder falls below this fraction of the largest entry of T.
+      group: the processes that hold parts of every vector; None where each holds all of it.
 
     Returns:
       The decomposition.
@@ -52,7 +55,7 @@ def lanczos(matvec: Matvec, start: Tensor, num_matvecs: int, dtype: torch.dtype,
     tiny = torch.finfo(dtype).tiny
     basis = torch.zeros(num_matvecs, start.numel(), dtype=dtype, device=start.device)
     vector = start.to(dtype)
-    vector = vector / torch.linalg.vector_norm(vector).clamp_min(tiny)
+    vector = vector / sp.norm(vector, group).clamp_min(tiny)
     # What a step learns stays on the device, so that the host can queue the next product: one row a step of
     # (alpha, beta, strangeness), and the end of the iteration is found out afterwards.
     learned = torch.zeros(num_matvecs, 3, dtype=dtype, device=start.device)
@@ -66,9 +69,9 @@ def lanczos(matvec: Matvec, start: Tensor, num_matvecs: int, dtype: torch.dtype,
         # Orthogonalised twice against all rows so far: one pass leaves an error that grows with the cancellation in
         # it, the second brings it down to rounding ("twice is enough"), in float32 as in float64.
         w = matvec(vector)
-        h = sp.products(rows, w)
+        h = sp.products(rows, w, group)
         sp.subtract(w, rows, h)
-        correction = sp.products(rows, w)
+        correction = sp.products(rows, w, group)
         sp.subtract(w, rows, correction)
 
         alpha = h[j] + correction[j]
@@ -76,7 +79,7 @@ def lanczos(matvec: Matvec, start: Tensor, num_matvecs: int, dtype: torch.dtype,
         strange[j] = 0
         if j > 0:
             strange[j - 1] -= beta
-        beta = torch.linalg.vector_norm(w)
+        beta = sp.norm(w, group)
         learned[j] = torch.stack([alpha, beta, torch.linalg.vector_norm(strange)])
         scale = torch.maximum(scale, torch.maximum(alpha.abs(), beta))
         # A NaN must go on, to be seen in T; so "not small" rather than "large".

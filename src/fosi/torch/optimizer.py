@@ -55,7 +55,7 @@ class FOSI(optim.Optimizer):
     Args:
       base: the optimizer that takes the step outside the subspace; it goes on owning parameters and settings.
       model: the module the loss is computed with, whose buffers (BatchNorm's statistics) and modes a refresh then
-        leaves as they are.
+        leaves as they are. Needed where it is sharded (FSDP2).
       curvature_loss: a function without arguments that computes the loss to take the curvature of, without backward;
         ``step()`` then refreshes by itself.
       lr_rule: as in ``fosi.Options``; ``"auto"`` is SGD's own closed form and None for every other base.
@@ -108,7 +108,7 @@ class FOSI(optim.Optimizer):
             bases.momentum_rule(self.base)  # raises where the groups disagree
         self._space = sp.Space(bases.parameters(self.base))
         self._work = steps.Workspace(self._space)
-        self.schedule: Schedule = self.options.schedule(self._space.size)
+        self.schedule: Schedule = self.options.schedule(self._space.dimension)
 
     def _forget(self) -> None:
         self._count = self._refreshes = 0
@@ -228,7 +228,7 @@ class FOSI(optim.Optimizer):
             # The subspace form of a velocity in all n dimensions: what lies outside the new V is lost.
             velocity = sp.combine(self._estimate.basis, self._momentum)
             used = torch.as_tensor(found.accepted, dtype=velocity.dtype, device=velocity.device)
-            self._momentum = sp.products(found.basis, velocity) * used
+            self._momentum = sp.products(found.basis, velocity, self._space.group) * used
         self._lr_scale = self._scale(found)
         self._use(found)
 
@@ -271,7 +271,7 @@ class FOSI(optim.Optimizer):
             return loss
         if self.curvature_loss is not None and self.refresh_due:
             self.refresh(self.curvature_loss)
-        present = steps.parts(self._space.params)
+        present = steps.parts(self._space)
         if self._subspace is None or self._refreshed:  # not in every step: it takes as long as a kernel
             steps.check_dense(present.grads)
         if self._subspace is None:
@@ -312,7 +312,7 @@ class FOSI(optim.Optimizer):
         if any(bases.number(group.get("lr", 1.0)) for group in self.param_groups):
             return False
         grads = [p.grad for p in self._space.params if p.grad is not None]
-        return bool(grads) and not any(bool(g.any()) for g in grads)
+        return bool(grads) and not self._space.anywhere(grads)
 
     # Saving and loading.
 

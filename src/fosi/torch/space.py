@@ -1,7 +1,8 @@
 """The vector space of the parameters: the only file that knows how a vector is laid out.
 
 A vector is one flat tensor over all parameters, a basis a matrix with one vector a row: one kernel for a product with
-the basis, whatever the number of parameters. Views shaped like the parameters lead in and out of it.
+the basis, whatever the number of parameters. Views shaped like the parameters lead in and out of it. Of sharded
+parameters a process holds its shards, and of every vector the numbers that belong to them.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from fosi.torch.distributed import sharding, total
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +32,10 @@ class Space:
 
     Attributes:
       params: the parameters themselves.
-      size: the dimension n.
+      sharding: how they are cut over processes; None where they are whole.
+      group: the processes that hold parts of a vector; None where each holds all of it.
+      size: how many numbers of a vector are held here.
+      dimension: how many it has, n.
       dtype: what vectors are kept in: the widest of the parameters', and float32 at least.
       device: the parameters', and the vectors'.
       uniform: whether all parameters have that dtype.
@@ -46,11 +52,6 @@ class Space:
                     f"params holds a tensor of dtype {p.dtype}: complex parameters are not supported; hold the real "
                     "and imaginary parts as two real parameters"
                 )
-            if isinstance(p, DTensor):
-                raise ValueError(
-                    "params holds a DTensor: sharded parameters (FSDP2, tensor parallelism) are not supported yet; "
-                    "replicas (DistributedDataParallel) are"
-                )
             if not p.is_floating_point() or p.layout != torch.strided:
                 raise ValueError(f"params holds a {p.layout} tensor of dtype {p.dtype}; FOSI needs dense float tensors")
         if len({id(p) for p in self.params}) < len(self.params):
@@ -58,28 +59,40 @@ class Space:
         devices = {str(p.device) for p in self.params}
         if len(devices) > 1:
             raise ValueError(f"params are on several devices ({', '.join(sorted(devices))}); FOSI needs them on one")
-        self.sizes = [p.numel() for p in self.params]
+        self.sharding = sharding(self.params)
+        self.group = None if self.sharding is None else self.sharding.group
+        self.sizes = [p.numel() for p in self.local(self.params)]
         self.size = sum(self.sizes)
+        self.dimension = self.size if self.sharding is None else self.sharding.dimension
         self.device = self.params[0].device
         self.dtype = torch.float32
         for p in self.params:
             self.dtype = torch.promote_types(self.dtype, p.dtype)
         self.uniform = all(p.dtype == self.dtype for p in self.params)
 
-    @property
-    def product_eps(self) -> float:
-        """Relative precision of a Hessian–vector product, which runs in the parameters' own dtypes."""
-        return max(torch.finfo(p.dtype).eps for p in self.params)
+    def local(self, tensors: list[Tensor]) -> list[Tensor]:
+        """What this process holds of tensors like the parameters: all, or its shards, on the same memory."""
+        return tensors if self.sharding is None else self.sharding.local(tensors)
 
     def buffer(self, dtype: torch.dtype | None = None) -> Buffer:
         """Zeros, as a flat vector and as views."""
         vector = torch.zeros(self.size, dtype=dtype or self.dtype, device=self.device)
         return Buffer(vector, self.views(vector))
 
+    def anywhere(self, tensors: list[Tensor]) -> bool:
+        """Whether tensors like the parameters hold anything but zeros, here or in another process."""
+        found = any(bool(t.any()) for t in self.local(tensors))
+        return found if self.group is None else bool(total(torch.tensor(float(found), device=self.device), self.group))
+
     def views(self, vectors: Tensor) -> list[Tensor]:
-        """A vector, or the rows of a basis, as tensors shaped like the parameters on the same memory."""
+        """A vector, or the rows of a basis, as tensors shaped like what is held here, on the same memory."""
         pieces = vectors.split(self.sizes, dim=-1)
-        return [_shaped(piece, p) for piece, p in zip(pieces, self.params, strict=True)]
+        return [_shaped(piece, p) for piece, p in zip(pieces, self.local(self.params), strict=True)]
+
+    def pieces(self, basis: Tensor) -> list[Tensor]:
+        """The rows of a basis as tensors like the parameters with one more dimension in front, and sharded as they."""
+        views = self.views(basis)
+        return views if self.sharding is None else self.sharding.wrap(views, self.params)
 
     def cast(self, vector: Tensor) -> list[Tensor]:
         """A vector as tensors in the parameters' shapes, dtypes and devices."""
@@ -88,8 +101,9 @@ class Space:
         return [view.to(p.dtype) for view, p in zip(self.views(vector), self.params, strict=True)]
 
     def random(self, seed: int, count: int) -> Tensor:
-        """Independent N(0, 1) numbers, a function of ``seed`` and ``count`` alone."""
-        state = np.random.SeedSequence([seed, count]).generate_state(1, np.uint64)[0]
+        """Independent N(0, 1) numbers, a function of ``seed`` and ``count`` alone, and of whose shards they are for."""
+        entropy = [seed, count] if self.sharding is None else [seed, count, self.sharding.rank]
+        state = np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]
         generator = torch.Generator(self.device).manual_seed(int(state >> np.uint64(1)))
         return torch.randn(self.size, generator=generator, dtype=torch.float32, device=self.device)
 
@@ -103,9 +117,19 @@ def write(views: list[Tensor], tensors: list[Tensor]) -> None:
 # which would cost the basis its orthogonality.
 
 
-def products(basis: Tensor, vector: Tensor) -> Tensor:
-    """The inner products of every row with ``vector``."""
-    return torch.mv(basis, vector)
+def products(basis: Tensor, vector: Tensor, group: Any = None) -> Tensor:
+    """The inner products of every row with ``vector``, over all processes of the group that hold parts of them."""
+    inside = torch.mv(basis, vector)
+    return inside if group is None else total(inside, group)
+
+
+def norm(vector: Tensor, group: Any = None) -> Tensor:
+    """The length of ``vector``, over all processes of the group that hold parts of it."""
+    length = torch.linalg.vector_norm(vector)
+    if group is None:
+        return length
+    # Squared in float64, where the square of a length that float32 can hold does not overflow.
+    return total(length.double().square(), group).sqrt().to(length.dtype)
 
 
 def combine(basis: Tensor, coefficients: Tensor, out: Tensor | None = None) -> Tensor:

@@ -14,7 +14,7 @@ from fosi.options import Accept, Options, Precision
 from fosi.torch import lanczos
 from fosi.torch import space as sp
 from fosi.torch.curvature import Closures, Operator, operator
-from fosi.torch.distributed import mean, replicas
+from fosi.torch.distributed import mean, replicas, reshard
 from fosi.torch.isolation import Isolation
 
 # A pair is used if its residual is at most this fraction of |λ|: its 1/|λ| is then good to about as much.
@@ -67,7 +67,7 @@ class Estimate(NamedTuple):
 
         return Spectrum(
             eigenvalues=tensor(self.eigenvalues),
-            eigenvectors=space.views(self.basis),
+            eigenvectors=space.pieces(self.basis),
             residuals=tensor(self.residuals),
             accepted=torch.as_tensor(self.accepted, device=space.device),
             extremes=tensor(self.extremes),
@@ -92,17 +92,20 @@ def estimate(
     """
     dtype = {"float32": torch.float32, "float64": torch.float64}[options.precision]
     with Isolation(space.params, model) as isolation:
-        matvec = _matvec(operator(closures, space.params, isolation), space, dtype, decay, group)
+        matvec = _matvec(operator(closures, isolation.leaves, isolation), space, dtype, decay, group)
+        # Of a product, which runs in the dtypes that the loss sees, and of what Lanczos does with it.
+        eps = max(torch.finfo(x).eps for x in (dtype, *(p.dtype for p in isolation.leaves)))
         with torch.no_grad():
             krylov = lanczos.lanczos(
                 matvec,
                 _start(space, options.seed, refreshes),
-                options.schedule(space.size).num_matvecs,
+                options.schedule(space.dimension).num_matvecs,
                 dtype,
-                breakdown=_ROUNDING * max(space.product_eps, torch.finfo(dtype).eps),
+                breakdown=_ROUNDING * eps,
+                group=space.group,
             )
             del matvec  # and with it the graph, before the eigenvectors need memory
-            return _extract(krylov, options, space)
+            return _extract(krylov, options, space, eps)
 
 
 def _start(space: sp.Space, seed: int, refreshes: int) -> Tensor:
@@ -119,6 +122,8 @@ def _matvec(
 ) -> lanczos.Matvec:
     """The operator on vectors; it runs in the model's precision, whatever the basis is kept in."""
     out = space.buffer(dtype)
+    if space.sharding is not None:
+        hessian, group = space.sharding.averaged(hessian, space.dtype), None
 
     def apply(vector: Tensor) -> Tensor:
         sp.write(out.views, hessian(space.cast(vector)))
@@ -131,8 +136,11 @@ def _matvec(
     return apply
 
 
-def _extract(krylov: lanczos.Krylov, options: Options, space: sp.Space) -> Estimate:
-    """The k largest and ell smallest Ritz pairs out of a decomposition that may have ended early."""
+def _extract(krylov: lanczos.Krylov, options: Options, space: sp.Space, eps: float) -> Estimate:
+    """The k largest and ell smallest Ritz pairs out of a decomposition that may have ended early.
+
+    ``eps`` is the relative precision of its numbers.
+    """
     k, ell, steps = options.k, options.ell, krylov.steps
     off = krylov.betas[: steps - 1]
     tridiagonal = np.diag(krylov.alphas) + np.diag(off, 1) + np.diag(off, -1)
@@ -149,7 +157,6 @@ def _extract(krylov: lanczos.Krylov, options: Options, space: sp.Space) -> Estim
     extremes = np.array([values[-1], values[0]])
     # In exact arithmetic the residual goes on falling; below the products' own error, as far as dtypes (theirs and the
     # basis') and asymmetry tell it, it means nothing.
-    eps = max(space.product_eps, torch.finfo(krylov.basis.dtype).eps)
     rounding = max(eps * np.abs(extremes).max(), krylov.asymmetry)
     eigenvalues, residuals = nothing.copy(), nothing.copy()
     for place, which in chosen.items():
@@ -212,6 +219,7 @@ def estimate_spectrum(
     options = Options(k=k, ell=ell, num_matvecs=num_matvecs, precision=precision, accept=accept, seed=seed)
     if isinstance(params, nn.Module):
         model = params if model is None else model
+        reshard(params)
         params = {name: p for name, p in params.named_parameters() if p.requires_grad}
     named = params if isinstance(params, Mapping) else None
     space = sp.Space(list(params.values() if isinstance(params, Mapping) else params))

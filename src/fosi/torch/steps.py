@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, optim
@@ -49,10 +49,16 @@ class Workspace:
 
 
 class Parts(NamedTuple):
-    """The parameters that take part in a step, those that have a gradient, and where they are among all."""
+    """The parameters that take part in a step, those that have a gradient, and where they are among all.
+
+    ``params`` and ``grads`` are the base's, ``local_params`` and ``local_grads`` what this process holds of them: the
+    same lists, or the shards, which share memory with them.
+    """
 
     params: list[Tensor]
     grads: list[Tensor]
+    local_params: list[Tensor]
+    local_grads: list[Tensor]
     where: list[int] | None
 
     def of(self, views: list[Tensor]) -> list[Tensor]:
@@ -60,17 +66,16 @@ class Parts(NamedTuple):
         return views if self.where is None else [views[i] for i in self.where]
 
 
-def parts(params: Sequence[Tensor]) -> Parts:
+def parts(space: sp.Space) -> Parts:
     """The parameters with a gradient. Those without one are left alone, as the base leaves them."""
-    grads = [p.grad for p in params]
-    if any(g is None for g in grads):
-        index = [i for i, g in enumerate(grads) if g is not None]
-        if not index:
+    params, where = space.params, None
+    grads = [p.grad for p in params if p.grad is not None]
+    if len(grads) < len(params):
+        if not grads:
             raise RuntimeError("step() found no gradient on any parameter: call loss.backward() before it")
-        present = Parts([params[i] for i in index], [g for g in grads if g is not None], index)
-    else:
-        present = Parts(list(params), grads, None)  # type: ignore[arg-type]
-    return present
+        where = [i for i, p in enumerate(params) if p.grad is not None]
+        params = [params[i] for i in where]
+    return Parts(params, grads, space.local(params), space.local(grads), where)
 
 
 def check_dense(grads: Sequence[Tensor]) -> None:
@@ -96,20 +101,20 @@ def linear_step(base: optim.Optimizer, present: Parts, subspace: Subspace, work:
     _clear_absent(mean, present)
     ahead = not beta or group["nesterov"]
     if ahead:  # what is needed of the gradient and the penalty is needed before the step
-        sp.write(present.of(mean.views), present.grads)
+        sp.write(present.of(mean.views), present.local_grads)
         _add_penalty(mean, base, present)
     base.step()
     if beta:
-        buffers = [base.state[p]["momentum_buffer"] for p in present.params]
+        buffers = work.space.local([base.state[p]["momentum_buffer"] for p in present.params])
         if ahead:
             torch._foreach_add_(present.of(mean.views), buffers, alpha=beta)
         else:
             sp.write(present.of(mean.views), buffers)
-    inside = _products(subspace, mean.vector)
+    inside = _products(subspace, mean.vector, work.space.group)
     sp.combine(subspace.basis, (rate * scale - subspace.newton) * inside, out=change.vector)
     if scale != 1:
         change.vector.add_(mean.vector, alpha=-rate * (scale - 1))
-    torch._foreach_add_(present.params, present.of(change.views))
+    torch._foreach_add_(present.local_params, present.of(change.views))
 
 
 def momentum_inside(base: optim.Optimizer, subspace: Subspace, work: Workspace) -> Tensor:
@@ -119,8 +124,8 @@ def momentum_inside(base: optim.Optimizer, subspace: Subspace, work: Workspace) 
     for view, p in zip(mean.views, work.space.params, strict=True):
         buffer = base.state[p].get("momentum_buffer") if p in base.state else None
         if buffer is not None:
-            view.copy_(buffer)
-    return _products(subspace, mean.vector)
+            view.copy_(work.space.local([buffer])[0])
+    return _products(subspace, mean.vector, work.space.group)
 
 
 def projected_step(
@@ -143,23 +148,23 @@ def projected_step(
     """
     basis, scale = subspace.basis, subspace.lr_scale
     before, rest, change = work["before"], work["mean"], work["change"]
-    params = present.params
+    params, group = present.local_params, work.space.group
     for buffer in (rest, before):
         _clear_absent(buffer, present)
-    sp.write(present.of(rest.views), present.grads)
+    sp.write(present.of(rest.views), present.local_grads)
     _add_penalty(rest, base, present)
-    inside = _products(subspace, rest.vector)
+    inside = _products(subspace, rest.vector, group)
     sp.subtract(rest.vector, basis, inside)
     _shrink(base)
     sp.write(present.of(before.views), params)
-    with _gradients(present, present.of(rest.views), work.space.uniform), bases.without_decay(base):
+    with _gradients(present, present.of(rest.views), work.space), bases.without_decay(base):
         base.step()
 
     if rule is not None:
         momentum = rule.update(torch.zeros_like(inside) if momentum is None else momentum, inside)
         inside = rule.read(momentum, inside, count + 1)
     torch._foreach_sub_(present.of(before.views), params)  # −d
-    along = _products(subspace, before.vector)
+    along = _products(subspace, before.vector, group)
     sp.combine(
         basis,
         torch.addcmul(along if scale == 1 else scale * along, subspace.newton, inside, value=-1),
@@ -172,21 +177,24 @@ def projected_step(
 
 
 @contextlib.contextmanager
-def _gradients(present: Parts, others: Sequence[Tensor], alike: bool) -> Iterator[None]:
+def _gradients(present: Parts, others: Sequence[Tensor], space: sp.Space) -> Iterator[None]:
     """Other gradients in the place of the parameters' own, which are not written to and come back whatever happens."""
+    if not space.uniform:  # asking .to() for nothing would cost as much as all the rest of this
+        others = [other.to(grad.dtype) for other, grad in zip(others, present.grads, strict=True)]
+    if space.sharding is not None:
+        others = space.sharding.wrap(others, present.params)
     try:
-        for p, grad, other in zip(present.params, present.grads, others, strict=True):
-            # Asking .to() for nothing would cost as much as all the rest of this loop.
-            p.grad = other if alike else other.to(grad.dtype)
+        for p, other in zip(present.params, others, strict=True):
+            p.grad = other
         yield
     finally:
         for p, grad in zip(present.params, present.grads, strict=True):
             p.grad = grad
 
 
-def _products(subspace: Subspace, vector: Tensor) -> Tensor:
+def _products(subspace: Subspace, vector: Tensor, group: Any) -> Tensor:
     """The inner products with the rows that are used, zeros for the others."""
-    inside = sp.products(subspace.basis, vector)
+    inside = sp.products(subspace.basis, vector, group)
     return inside if subspace.used is None else inside * subspace.used
 
 
@@ -201,11 +209,13 @@ def _add_penalty(gradient: sp.Buffer, base: optim.Optimizer, present: Parts) -> 
     by_group = bases.strengths(base, "coupled")
     if not any(by_group):
         return
-    views = dict(zip(map(id, present.params), present.of(gradient.views), strict=True))
+    pairs = zip(present.of(gradient.views), present.local_params, strict=True)
+    by_param = dict(zip(map(id, present.params), pairs, strict=True))
     for strength, group in zip(by_group, base.param_groups, strict=True):
-        here = [p for p in group["params"] if id(p) in views]
+        here = [by_param[id(p)] for p in group["params"] if id(p) in by_param]
         if strength and here:
-            torch._foreach_add_([views[id(p)] for p in here], here, alpha=strength)
+            views, params = zip(*here, strict=True)
+            torch._foreach_add_(views, params, alpha=strength)
 
 
 def _shrink(base: optim.Optimizer) -> None:
