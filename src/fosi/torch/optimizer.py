@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,27 +20,12 @@ from fosi.torch import space as sp
 from fosi.torch.curvature import Closure, Closures
 from fosi.torch.distributed import replicas
 from fosi.torch.spectrum import Estimate, Spectrum, estimate
+from fosi.torch.wrapper import Around, on_itself
 
 _log = logging.getLogger("fosi")
 
-Method = TypeVar("Method", bound=Callable[..., Any])
 
-
-def _on_itself(method: Method) -> Method:
-    """For methods that set attributes, called on a wrapper that pretends to be the optimizer.
-
-    Lightning's and Fabric's wrappers inherit from the class of the optimizer they hold, and read what they lack from
-    it: a method of ours would run, and set everything on the wrapper, where no step sees it.
-    """
-
-    @functools.wraps(method)
-    def called(self: FOSI, *args: Any, **kwargs: Any) -> Any:
-        return method(vars(self).get("_optimizer", self), *args, **kwargs)
-
-    return called  # type: ignore[return-value]
-
-
-class FOSI(optim.Optimizer):
+class FOSI(Around):
     """FOSI around any torch optimizer.
 
     Every T steps the k largest and ell smallest eigenpairs (λ, V) of the Hessian are estimated; each step is
@@ -96,12 +80,12 @@ class FOSI(optim.Optimizer):
             raise TypeError(f"model must be a torch.nn.Module or None, got {model!r}")
         if curvature_loss is not None and not callable(curvature_loss):
             raise TypeError(f"curvature_loss must be a function without arguments or None, got {curvature_loss!r}")
-        self.base, self.model, self.curvature_loss = base, model, curvature_loss
+        super().__init__(base)
+        self.model, self.curvature_loss = model, curvature_loss
         self._own_rule = lr_rule == "auto"
         self.options = settle(Options, {"lr_rule": None if self._own_rule else lr_rule, **options})
         self._lay_out()
         self._forget()
-        super().__setstate__({})  # hooks and all that Optimizer.__init__ makes but parameters, which are the base's
 
     def _lay_out(self) -> None:
         if self.options.momentum == "auto" and not bases.is_linear(self.base):
@@ -119,40 +103,7 @@ class FOSI(optim.Optimizer):
         self._momentum: Tensor | None = None
         self._was_linear = False
 
-    # What belongs to the base. Properties, not references: the base replaces both when it loads a checkpoint.
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The base's groups: learning rates and all other settings of the base are read and set there."""
-        return self.base.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.base.param_groups = groups
-
-    @property
-    def state(self) -> Any:
-        """The base's state."""
-        return self.base.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.base.state = state
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The base's defaults."""
-        return self.base.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        self.base.defaults = defaults
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the base does it."""
-        self.base.zero_grad(set_to_none=set_to_none)
-
-    @_on_itself
+    @on_itself
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the base; its parameters join the subspace at the next refresh."""
         bases.check_group(len(self.base.param_groups), param_group)
@@ -184,7 +135,7 @@ class FOSI(optim.Optimizer):
         """Factor on the base's learning rate outside the subspace (§3.6)."""
         return self._lr_scale
 
-    @_on_itself
+    @on_itself
     def refresh(self, closure: Closures) -> Spectrum:
         """Estimates the spectrum anew, at the parameters as they are.
 
@@ -238,6 +189,7 @@ class FOSI(optim.Optimizer):
         used = found.accepted[:rows].astype(float)
         inverse = used / np.maximum(np.abs(found.eigenvalues[:rows]), self.options.eps)
         small = torch.as_tensor(np.stack([used, inverse]), dtype=self._space.dtype, device=self._space.device)
+        # Without α, which may change from step to step.
         self._subspace = steps.Subspace(found.basis[:rows], None if used.all() else small[0], small[1], self._lr_scale)
 
     def _scale(self, found: Estimate) -> float:
@@ -335,7 +287,7 @@ class FOSI(optim.Optimizer):
             merged = post(self, merged) or merged
         return merged
 
-    @_on_itself
+    @on_itself
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads FOSI's own checkpoint, or one of the bare base: the curvature then starts empty."""
