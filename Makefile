@@ -5,6 +5,7 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 QUICKSTART_ARGS ?=
+QUADRATIC_ARGS ?=
 BENCH_ARGS ?=
 
 VENV := .venv
@@ -19,7 +20,7 @@ PIP_ARGS := --quiet --disable-pip-version-check -c constraints.txt
 CURVLINOPS := curvlinops-for-pytorch backpack-for-pytorch einconv einops linear_operator unfoldNd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-backends lint bench clean
+.PHONY: help setup quickstart quadratic test test-backends mutations lint bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +54,9 @@ $(VENV)/.quickstart: pyproject.toml constraints.txt
 quickstart: $(VENV)/.quickstart  ## train four optimizers on the digits, with and without FOSI
 	@$(BIN)/fosi quickstart $(QUICKSTART_ARGS)
 
+quadratic: $(VENV)/.quickstart  ## the paper's studies on quadratic functions (QUADRATIC_ARGS=--quick for small ones)
+	@$(BIN)/fosi quadratic all $(QUADRATIC_ARGS)
+
 test: $(STAMP)  ## run the tests (PYTEST_ARGS="-k lanczos" to choose)
 	@echo "Running the tests ..."
 	@$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
@@ -61,6 +65,9 @@ test: $(STAMP)  ## run the tests (PYTEST_ARGS="-k lanczos" to choose)
 test-backends: $(VENV)-jax/.installed $(VENV)-torch/.installed  ## train with each backend where the other is not installed
 	@$(VENV)-jax/bin/python -W error tests/alone/jax_alone.py
 	@$(VENV)-torch/bin/python -W error tests/alone/torch_alone.py
+
+mutations: $(STAMP)  ## break the algorithm in a dozen places, one at a time, and see tests fail
+	@$(BIN)/python tests/mutations.py
 
 lint: $(STAMP)  ## ruff and mypy, changing nothing
 	$(BIN)/ruff check .

@@ -1,12 +1,14 @@
 """The commands: each parses its options, calls an experiment, and prints what came out and where it is."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from fosi.cli import quadratic
+from fosi.cli.options import at_least, print_figures
 
 app = typer.Typer(
     name="fosi",
@@ -15,22 +17,12 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
 )
-
-
-def _at_least(least: int) -> Callable[[int], int]:
-    # typer's own min= says what is allowed but not what was given.
-    def check(value: int) -> int:
-        if value < least:
-            raise typer.BadParameter(f"{value} is too small; give {least} or more")
-        return value
-
-    return check
+app.add_typer(quadratic.app, name="quadratic")
 
 
 @app.callback()
 def root() -> None:
     """FOSI: wrap any first-order optimizer with second-order information."""
-    # A callback keeps `quickstart` a subcommand: typer folds a lone command into the program itself.
 
 
 @app.command(epilog="[bold]Example[/bold]: fosi quickstart --steps 500 --seed 1 --out fosi-results/quickstart-1")
@@ -38,8 +30,8 @@ def quickstart(
     out: Annotated[Path, typer.Option(help="Folder for the numbers and the figure.", file_okay=False)] = Path(
         "fosi-results/quickstart"
     ),
-    steps: Annotated[int, typer.Option(help="Training steps for each optimizer.", callback=_at_least(1))] = 2000,
-    seed: Annotated[int, typer.Option(help="Of the weights and of the batches.", callback=_at_least(0))] = 0,
+    steps: Annotated[int, typer.Option(help="Training steps for each optimizer.", callback=at_least(1))] = 2000,
+    seed: Annotated[int, typer.Option(help="Of the weights and of the batches.", callback=at_least(0))] = 0,
 ) -> None:
     """Train Heavy-Ball and Adam on scikit-learn's digits, with and without FOSI.
 
@@ -47,7 +39,7 @@ def quickstart(
     """
     # Imported here so that --help does not wait for JAX.
     from fosi.cli.tables import runs_table
-    from fosi.experiments import digits, report
+    from fosi.experiments import digits, records, report
     from fosi.experiments import quickstart as experiment
 
     console = Console()
@@ -78,22 +70,17 @@ def quickstart(
         result = experiment.quickstart(steps, seed, show)
 
     settings = {"command": "quickstart", "seed": seed, "steps": steps, "batch_size": experiment.BATCH_SIZE}
-    records = [report.environment(**settings)]
-    records += [report.run_record(run) for run in result.runs]
-    records += [report.run_record(run, chosen=False) for run in result.rejected]
-    numbers, figure = out / "quickstart.jsonl", out / "quickstart.png"
-    report.write_jsonl(numbers, records)
-    rates = ", ".join(f"{rate:g}" for rate in experiment.HEAVY_BALL_RATES)
-    caption = (
-        f"heavy-ball at the best of {rates}; adam untuned at {experiment.ADAM_RATE:g}; "
-        f"fosi-heavy-ball scales its rate up to {experiment.MAX_LR_SCALE:g}×"
-    )
-    report.write_figure(figure, result.runs, "Training loss on the digits", caption)
+    environment = records.environment(**settings, caption=experiment.caption())
+    lines = [environment, *(run.record() for run in result.runs)]
+    lines += [run.record(chosen=False) for run in result.rejected]
+    numbers = out / "quickstart.jsonl"
+    records.write_jsonl(numbers, lines)
+    drawn = report.redraw(numbers)
 
     console.print()
     console.print(runs_table(result.runs, "Digits after training"))
     console.print(
-        f"The paper's protocol, not a tuned comparison: {caption}. On a problem this easy a larger "
+        f"The paper's protocol, not a tuned comparison: {experiment.caption()}. On a problem this easy a larger "
         "rate alone can do as much as FOSI, at a lower cost a step: see the README's caveats.\n"
         f"Loss is over the whole training set, read {len(result.runs[0].curve) - 1} times in a run; "
         "ms per step includes refreshes, not compiling; \"steps to base's best\": '-' means never.",
@@ -101,4 +88,23 @@ def quickstart(
         highlight=False,
     )
     console.print(f"Numbers: {numbers}", soft_wrap=True, highlight=False)
-    console.print(f"Figure:  {figure}", soft_wrap=True, highlight=False)
+    print_figures(console, drawn)
+
+
+@app.command(epilog="[bold]Example[/bold]: fosi report results/quadratic")
+def report(
+    where: Annotated[Path, typer.Argument(help="A results file, or a folder with some.")] = Path("fosi-results"),
+) -> None:
+    """Draw the figures of results again, from their numbers alone.
+
+    Writes PNG and PDF beside each file of numbers.
+    """
+    from fosi.experiments import report as experiment
+
+    console = Console()
+    try:
+        for path in experiment.results(where):
+            console.print(f"Numbers: {path}", soft_wrap=True, highlight=False)
+            print_figures(console, experiment.redraw(path))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error

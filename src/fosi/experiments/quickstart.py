@@ -2,14 +2,17 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from textwrap import fill
 from typing import Any
 
 import jax
 import optax
+from matplotlib.figure import Figure
 
-from fosi.experiments import digits
+from fosi.experiments import digits, figures
+from fosi.experiments.records import Record
 from fosi.experiments.results import Run
 from fosi.jax import fosi_adam, fosi_sgd
 
@@ -78,6 +81,34 @@ def quickstart(steps: int, seed: int, on_event: Callable[[Event], None] = lambda
         runs=(heavy_ball, _against(heavy_ball, fosi_heavy_ball), adam, _against(adam, adam_with_fosi)),
         rejected=tuple(run for run in candidates if run is not heavy_ball),
     )
+
+
+def caption() -> str:
+    """Returns how the runs were set up, in one line."""
+    rates = ", ".join(f"{rate:g}" for rate in HEAVY_BALL_RATES)
+    return (
+        f"heavy-ball at the best of {rates}; adam untuned at {ADAM_RATE:g}; "
+        f"fosi-heavy-ball scales its rate up to {MAX_LR_SCALE:g}×"
+    )
+
+
+def draw(records: Iterable[Record]) -> dict[str, Figure]:
+    """Draws training loss over steps."""
+    made, axes = figures.figure()
+    said = ""
+    for record in records:
+        said = record.get("caption", said)
+        if record.get("kind") == "run":
+            run = Run.of(record)
+            style = figures.look(run.optimizer, len(run.curve))
+            style["label"] += f" (rate {run.learning_rate:g})"
+            axes.plot(*zip(*run.curve, strict=True), **style)
+    axes.set_yscale("log")
+    axes.set_xlabel(f"step\n\n{fill(said, width=80, break_on_hyphens=False)}")
+    axes.set_ylabel("training loss")
+    axes.set_title("Training loss on the digits")
+    axes.legend(frameon=False)
+    return {"quickstart": made}
 
 
 def _finite_train_loss(run: Run) -> float:

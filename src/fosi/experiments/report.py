@@ -1,95 +1,50 @@
-"""What an experiment leaves behind: numbers as JSON lines, machine and versions first, and a figure."""
+"""Figures from results files alone: what a command drew, drawn again without computing anything."""
 
-import json
-import math
-import os
-import platform
-from collections.abc import Iterable, Mapping
-from importlib.metadata import version
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from textwrap import fill
-from typing import Any
 
-import jax
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fosi.experiments.results import Run
-
-_COLOURS = {"heavy-ball": "#d95f02", "adam": "#1f78b4"}
-
-
-def environment(**settings: Any) -> dict[str, Any]:
-    """Returns the first record of a results file: the settings, the device and the versions."""
-    device = jax.devices()[0]
-    return {
-        "kind": "environment",
-        **settings,
-        "device": device.device_kind,
-        "backend": device.platform,
-        "cpu_count": os.cpu_count(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("fosi", "jax", "jaxlib", "optax", "numpy")},
-    }
+from fosi.experiments import figures
+from fosi.experiments.quadratic import STUDIES
+from fosi.experiments.quickstart import draw as draw_quickstart
+from fosi.experiments.records import Record, read_jsonl, values
 
 
-def run_record(run: Run, chosen: bool = True) -> dict[str, Any]:
-    """Returns one run as a record; `chosen` is false for a learning rate that was tried and not kept."""
-    return {
-        "kind": "run" if chosen else "rejected_rate",
-        "optimizer": run.optimizer,
-        "learning_rate": run.learning_rate,
-        "steps": run.steps,
-        "train_loss": run.train_loss,
-        "best_train_loss": run.best_train_loss,
-        "validation_accuracy": run.validation_accuracy,
-        "seconds": run.seconds,
-        "seconds_per_step": run.seconds / run.steps,
-        "refreshes": run.refreshes,
-        "steps_to_base_best": run.steps_to_base_best,
-        "curve": [list(point) for point in run.curve],
-    }
+def results(where: Path) -> list[Path]:
+    """Returns the results files at this path: itself, or those in the folder and below."""
+    if not where.exists():
+        raise ValueError(f"{where} does not exist; give a results file or a folder with some")
+    return [where] if where.is_file() else sorted(where.rglob("*.jsonl"))
 
 
-def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Writes one record a line; a number that is not finite becomes null, for JSON knows no NaN."""
-    lines = (json.dumps(_finite(record), allow_nan=False) + "\n" for record in records)
-    path.write_text("".join(lines), encoding="utf-8")
+def redraw(path: Path) -> Iterable[Path]:
+    """Draws the figures of one results file beside it, and returns where; none for a file without figures.
+
+    Raises:
+      ValueError: if the file is not one that a command wrote, or holds no measurements yet.
+    """
+    records = read_jsonl(path)
+    written: list[Path] = []
+    for name, made in draw(records, path).items():
+        written += figures.save(made, path.with_name(name))
+    return written
 
 
-def write_figure(path: Path, runs: Iterable[Run], title: str, caption: str) -> None:
-    """Draws training loss over steps: one colour a base optimizer, dashed alone and solid with FOSI."""
-    figure = Figure(figsize=(7.5, 4.8), dpi=150, layout="tight")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for run in runs:
-        base = run.optimizer.removeprefix("fosi-")
-        with_fosi = base != run.optimizer
-        axes.plot(
-            [step for step, _ in run.curve],
-            [loss for _, loss in run.curve],
-            color=_COLOURS[base],
-            linestyle="-" if with_fosi else "--",
-            linewidth=2.0 if with_fosi else 1.6,
-            label=f"{run.optimizer} (rate {run.learning_rate:g})",
-        )
-    axes.set_yscale("log")
-    axes.set_xlabel(f"step\n\n{fill(caption, width=80, break_on_hyphens=False)}")
-    axes.set_ylabel("training loss")
-    axes.set_title(title)
-    axes.margins(x=0.01)
-    axes.grid(which="major", alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(path)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+def draw(records: Sequence[Record], path: Path) -> Mapping[str, Figure]:
+    """Returns the figures of these records by file name; ``path`` is for what errors say."""
+    first = records[0] if records else {}
+    if first.get("kind") != "environment":
+        return {}  # not an experiment's: benchmarks write JSON lines too
+    if first.get("command") == "quickstart":
+        return draw_quickstart(records)
+    study = STUDIES.get(str(first.get("study")))
+    if study is None:
+        raise ValueError(f"{path} is of study {first.get('study')!r}, which is not known; known: {', '.join(STUDIES)}")
+    measured = values(records)
+    if not measured:
+        raise ValueError(f"{path} holds no measurements yet; run the study that writes it")
+    found: Mapping[str, Figure] = study.draw(measured)
+    return found

@@ -1,7 +1,9 @@
 """One training as numbers: what the experiments return and what the reports, tables and figures read."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -29,3 +31,29 @@ class Run:
     def best_train_loss(self) -> float:
         """The lowest finite loss of the curve; inf where there is none."""
         return min((loss for _, loss in self.curve if math.isfinite(loss)), default=math.inf)
+
+    def record(self, chosen: bool = True) -> dict[str, Any]:
+        """Returns the run as a record; `chosen` is false for a learning rate that was tried and not kept."""
+        return {
+            "kind": "run" if chosen else "rejected_rate",
+            "optimizer": self.optimizer,
+            "learning_rate": self.learning_rate,
+            "steps": self.steps,
+            "train_loss": self.train_loss,
+            "best_train_loss": self.best_train_loss,
+            "validation_accuracy": self.validation_accuracy,
+            "seconds": self.seconds,
+            "seconds_per_step": self.seconds / self.steps,
+            "refreshes": self.refreshes,
+            "steps_to_base_best": self.steps_to_base_best,
+            "curve": [list(point) for point in self.curve],
+        }
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Run":
+        """Returns the run that `record` was made of; what was not finite there is NaN."""
+        names = ("optimizer", "learning_rate", "steps", "validation_accuracy", "seconds", "refreshes")
+        curve = tuple((step, math.nan if loss is None else loss) for step, loss in record["curve"])
+        return cls(
+            **{name: record[name] for name in names}, curve=curve, steps_to_base_best=record["steps_to_base_best"]
+        )

@@ -1,0 +1,83 @@
+"""One style for all figures: lines differ in dash and marker as well as in colour, so that they print in grey."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+COLOURS = {"gd": "#0072B2", "heavy-ball": "#D55E00", "adam": "#009E73", "diagonal": "#CC79A7"}
+"""A colour a base optimizer, of Okabe and Ito's palette for the colour-blind."""
+
+_MARKERS = {"gd": "o", "heavy-ball": "s", "adam": "^", "diagonal": "D"}
+_STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.xmargin": 0.01,
+    "legend.frameon": False,
+    "legend.handlelength": 3.2,
+    "figure.dpi": 150,
+    "pdf.fonttype": 42,  # text stays text in the PDF
+    "svg.hashsalt": "fosi",
+}
+
+
+def figure(rows: int = 1, columns: int = 1, width: float = 7.5, height: float = 4.8, **axes: Any) -> tuple[Figure, Any]:
+    """Returns a figure in the common style and its axes, as an array where there are several."""
+    with matplotlib.rc_context(_STYLE):
+        made = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(made)
+        return made, made.subplots(rows, columns, **axes)
+
+
+def look(optimizer: str, points: int = 0) -> dict[str, Any]:
+    """Returns how a line of this optimizer looks: the base dashed with hollow markers, FOSI solid with filled ones.
+
+    Args:
+      optimizer: its name.
+      points: how many points the line has; about eight of them are marked. 0: no markers.
+    """
+    base = optimizer.removeprefix("fosi-")
+    with_fosi = base != optimizer
+    colour = COLOURS[base]
+    style: dict[str, Any] = {
+        "color": colour,
+        "linestyle": "-" if with_fosi else (0, (4, 2)),
+        "linewidth": 2.0 if with_fosi else 1.5,
+        "label": optimizer,
+    }
+    if points:
+        shift = list(COLOURS).index(base) * points // 32  # so that lines on top of each other still show both
+        style |= {
+            "marker": _MARKERS[base],
+            "markevery": (shift, max(1, points // 8)),
+            "markersize": 5,
+            "markerfacecolor": colour if with_fosi else "white",
+        }
+    return style
+
+
+def legend(made: Figure, axes: Axes, columns: int = 6) -> None:
+    """Puts the axes' legend below the whole figure."""
+    handles, labels = axes.get_legend_handles_labels()
+    with matplotlib.rc_context(_STYLE):
+        made.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def save(made: Figure, path: Path, formats: Sequence[str] = ("png", "pdf")) -> Iterable[Path]:
+    """Writes the figure beside ``path``, once for each format, and returns where."""
+    written = []
+    with matplotlib.rc_context(_STYLE):
+        for kind in formats:
+            written.append(path.with_suffix(f".{kind}"))
+            made.savefig(written[-1], dpi=150, metadata={"CreationDate": None} if kind == "pdf" else {})
+    return written

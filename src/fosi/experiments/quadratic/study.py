@@ -1,0 +1,138 @@
+"""What the six studies have in common: units of work that write records, a file that can be gone on with, figures."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fosi.experiments.quadratic.descent import Method
+from fosi.experiments.records import Journal, Record, read_jsonl, values
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A piece of a study that is computed and written as a whole."""
+
+    name: str
+    run: Callable[[], Iterable[Record]]
+
+
+class Progress(NamedTuple):
+    """``done`` of ``total`` units; ``unit`` is the next one, empty at the end."""
+
+    done: int
+    total: int
+    unit: str
+
+
+class Table(NamedTuple):
+    """What a study says in the terminal."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def run(
+    study: ModuleType, settings: Any, out: Path, on_progress: Callable[[Progress], None] = lambda p: None
+) -> list[Record]:
+    """Computes what ``out`` does not hold yet, and returns the study's measurements.
+
+    Args:
+      study: a module with NAME, Settings and units(settings).
+      settings: the study's Settings.
+      out: folder of the results, one file a study.
+      on_progress: called before each unit and at the end.
+
+    Raises:
+      ValueError: if the file holds results of other settings.
+    """
+    path = out / f"{study.NAME}.jsonl"
+    journal = Journal(path, {"command": "quadratic", "study": study.NAME, **dataclasses.asdict(settings)})
+    units: Sequence[Unit] = study.units(settings)
+    waiting = [unit for unit in units if unit.name not in journal.done]
+    for index, unit in enumerate(waiting):
+        on_progress(Progress(len(units) - len(waiting) + index, len(units), unit.name))
+        journal.append(unit.name, unit.run())
+    on_progress(Progress(len(units), len(units), ""))
+    return values(read_jsonl(path))
+
+
+def measurements(
+    study: str,
+    method: Method,
+    curve: Iterable[tuple[int, float]],
+    *,
+    eta: float,
+    momentum: float | None,
+    seed: int,
+    **function: Any,
+) -> list[Record]:
+    """One record for each (iteration, value) of one optimizer on one function."""
+    scaled = method.with_fosi and method.base != "adam"
+    what = {
+        "study": study,
+        "optimizer": method.optimizer,
+        **function,
+        "eta": float(eta),
+        "momentum": None if method.base == "gd" else momentum,
+        "c": (float(method.c) if np.isfinite(method.c) else "inf") if scaled else None,
+    }
+    return [{**what, "iteration": int(i), "value": float(v), "seed": seed} for i, v in curve]
+
+
+def select(records: Iterable[Record], **wanted: Any) -> list[Record]:
+    """The records with these values."""
+    return [r for r in records if all(r.get(name) == value for name, value in wanted.items())]
+
+
+def ends(records: Iterable[Record], *by: str) -> dict[tuple[Any, ...], float]:
+    """The value at the last iteration recorded for each combination of these fields; infinite where it diverged."""
+    last: dict[tuple[Any, ...], Record] = {}
+    for r in records:
+        key = tuple(r.get(name) for name in by)
+        if key not in last or r["iteration"] > last[key]["iteration"]:
+            last[key] = r
+    return {key: np.inf if r["value"] is None else r["value"] for key, r in last.items()}
+
+
+def distinct(records: Iterable[Record], name: str) -> list[Any]:
+    """The values of a field, each once, in order."""
+    return sorted({r[name] for r in records})
+
+
+def rates(base: str, largest: Any, smallest: Any) -> Any:
+    """The paper's learning rates (§5.3): gradient descent's optimal one, half of Heavy-Ball's, 0.05 for Adam."""
+    if base == "gd":
+        return 2 / (largest + smallest)
+    if base == "heavy-ball":
+        return 2 / (np.sqrt(largest) + np.sqrt(smallest)) ** 2
+    return np.full_like(largest, 0.05)
+
+
+def at_least(least: int, **counts: int) -> None:
+    """Raises where a count is below ``least``."""
+    for name, count in counts.items():
+        if count < least:
+            raise ValueError(f"{name} is {count}; give {least} or more")
+
+
+def not_empty(**lists: Sequence[Any]) -> None:
+    """Raises where a list is empty."""
+    for name, items in lists.items():
+        if not items:
+            raise ValueError(f"{name} is empty; give at least one value")
+
+
+def group(records: Iterable[Record], *by: str) -> Mapping[tuple[Any, ...], list[Record]]:
+    """The records by these fields."""
+    found: dict[tuple[Any, ...], list[Record]] = {}
+    for r in records:
+        found.setdefault(tuple(r.get(name) for name in by), []).append(r)
+    return found

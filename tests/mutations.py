@@ -1,0 +1,157 @@
+"""Does a test fail when the algorithm is broken? Breaks it in one place at a time, in a copy, and runs tests on that.
+
+    make mutations
+
+Each break must make at least one of the claims about quadratic functions, or of the comparisons with the paper's
+algorithm in NumPy, fail; without a break all of them must pass. Ends with an error where one does not.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+CLAIMS = "tests/experiments/test_quadratic_claims.py"
+LITERAL = "tests/experiments/test_quadratic.py::test_curves_are_those_of_the_paper_written_literally"
+
+
+class Break(NamedTuple):
+    """Replaces ``old``, which the file under src/fosi holds exactly once, by ``new``."""
+
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+CAP = "tests/experiments/test_quadratic.py::test_cap_on_the_scaling_is_kept"
+JAX = (LITERAL, CAP, CLAIMS, "tests/jax/test_oracle.py")
+TORCH = (LITERAL, "tests/torch/test_oracle.py")
+BREAKS = (
+    Break(
+        "projection: the base sees the whole gradient",
+        "jax/steps.py",
+        "rest = jax.tree.map(jnp.subtract, gradient, sp.combine(basis, inside))",
+        "rest = gradient",
+        JAX,
+    ),
+    Break(
+        "projection: the base's step keeps its part in V",
+        "jax/steps.py",
+        "taken = scale * sp.products(basis, vector) + subspace.newton * inside",
+        "taken = subspace.newton * inside",
+        JAX,
+    ),
+    Break(
+        "projection: the same, gradient descent and Heavy-Ball",
+        "jax/steps.py",
+        "inside = (rate * scale - subspace.newton) * sp.products(subspace.basis, mean)",
+        "inside = -subspace.newton * sp.products(subspace.basis, mean)",
+        JAX,
+    ),
+    Break(
+        "Newton scaling: α instead of α / |λ|",
+        "jax/transform.py",
+        "alpha / jnp.maximum(jnp.abs(state.eigenvalues), self.options.eps)",
+        "alpha",
+        JAX,
+    ),
+    Break("learning rate: never scaled", "jax/transform.py", "if self.options.lr_rule is None:", "if True:", JAX),
+    Break(
+        "learning rate: the cap is ignored",
+        "scaling.py",
+        "xp.clip(rest / whole, 1, cap)",
+        "xp.maximum(rest / whole, 1)",
+        JAX,
+    ),
+    Break(
+        "acceptance: whatever Lanczos found",
+        "jax/spectrum.py",
+        "accepted &= (residuals <= _RESIDUAL * magnitude) & (magnitude > resolution)",
+        "pass",
+        ("tests/jax/test_spectrum.py", *JAX),
+    ),
+    Break(
+        "projection: the base sees the whole gradient",
+        "torch/steps.py",
+        "    sp.subtract(rest.vector, basis, inside)\n",
+        "",
+        TORCH,
+    ),
+    Break(
+        "Newton scaling: α instead of α / |λ|",
+        "torch/optimizer.py",
+        "inverse = used / np.maximum(np.abs(found.eigenvalues[:rows]), self.options.eps)",
+        "inverse = used",
+        TORCH,
+    ),
+    Break("learning rate: never scaled", "torch/optimizer.py", "self._lr_scale = self._scale(found)", "pass", TORCH),
+    Break(
+        "acceptance: whatever Lanczos found",
+        "torch/spectrum.py",
+        "accepted &= (residuals <= _RESIDUAL * magnitude) & (magnitude > resolution)",
+        "pass",
+        ("tests/torch/test_spectrum.py", *TORCH),
+    ),
+)
+
+
+def failed(source: Path, tests: tuple[str, ...]) -> str | None:
+    """The first test that fails with the package as it is under ``source``; None where all pass."""
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    where = [sys.executable, "-c", "import fosi; print(fosi.__file__)"]
+    found = subprocess.run(where, env=environment, capture_output=True, text=True, check=True).stdout
+    if not found.startswith(str(source)):
+        raise SystemExit(f"the tests would run on {found.strip()} and not on the copy in {source}")
+    command = [sys.executable, "-m", "pytest", "-n", "2", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode not in (0, 1):  # 1: tests failed; all else is not an answer
+        raise SystemExit(f"pytest gave {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    names = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return names[0] if done.returncode else None
+
+
+def main() -> None:
+    missed = []
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "src"
+
+        def copy() -> None:
+            shutil.rmtree(source, ignore_errors=True)
+            shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+
+        copy()
+        every = tuple(dict.fromkeys(test for b in BREAKS for test in b.tests))
+        culprit = failed(source, every)
+        if culprit:
+            raise SystemExit(f"{culprit} fails without any break")
+        print("nothing broken: all pass", flush=True)
+        for b in BREAKS:
+            copy()
+            path = source / "fosi" / b.file
+            text = path.read_text(encoding="utf-8")
+            if text.count(b.old) != 1:
+                raise SystemExit(f"{b.file} holds {b.old!r} {text.count(b.old)} times and not once: mend {__file__}")
+            path.write_text(text.replace(b.old, b.new), encoding="utf-8")
+            begin = time.perf_counter()
+            culprit = failed(source, b.tests)
+            took = time.perf_counter() - begin
+            print(
+                f"{b.file}, {b.what}: {f'fails {culprit}' if culprit else 'NOTHING FAILS'} ({took:.0f} s)", flush=True
+            )
+            if not culprit:
+                missed.append(b.what)
+    if missed:
+        raise SystemExit(f"{len(missed)} of {len(BREAKS)} breaks went unseen")
+    print(f"each of {len(BREAKS)} breaks is seen")
+
+
+if __name__ == "__main__":
+    main()
