@@ -1,6 +1,10 @@
 """The `fosi` command; here only its entry point, which survives without the optional packages."""
 
-_OPTIONAL = {"typer", "rich", "matplotlib", "sklearn", "jax", "optax"}
+_OPTIONAL = {
+    **dict.fromkeys(("typer", "rich", "matplotlib", "sklearn", "jax", "optax"), "experiments"),
+    "torch": "torch",
+}
+"""The extra that brings each package."""
 
 
 def main() -> None:
@@ -15,5 +19,5 @@ def main() -> None:
         if package not in _OPTIONAL:
             raise
         raise SystemExit(
-            f'The fosi command needs {package}, which is not installed: pip install "fosi[experiments]"'
+            f'The fosi command needs {package}, which is not installed: pip install "fosi[{_OPTIONAL[package]}]"'
         ) from None

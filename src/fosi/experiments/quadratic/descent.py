@@ -107,12 +107,12 @@ def _program(method: Method, iterations: int) -> Callable[..., jax.Array]:
 
         def step(carry: Any, _: None) -> tuple[Any, jax.Array]:
             theta, state = carry
-            updates, state = opt.update(jax.grad(value)(theta), state, theta)
-            theta = optax.apply_updates(theta, updates)
-            return (theta, state), value(theta)
+            before, gradient = jax.value_and_grad(value)(theta)
+            updates, state = opt.update(gradient, state, theta)
+            return (optax.apply_updates(theta, updates), state), before
 
-        _, values = jax.lax.scan(step, (theta, state), length=iterations)
-        return jnp.concatenate([value(theta)[None], values])
+        (theta, _), values = jax.lax.scan(step, (theta, state), length=iterations)
+        return jnp.append(values, value(theta))
 
     # The inner map shares the basis.
     return jax.jit(jax.vmap(jax.vmap(one, (None, 0, 0, 0, 0))))
