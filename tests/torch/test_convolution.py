@@ -3,9 +3,11 @@
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
-from fosi.torch import estimate_spectrum
+from fosi.torch import convolution, estimate_spectrum
 from fosi.torch.curvature import Hessian
 from fosi.torch.isolation import Isolation
 
@@ -39,6 +41,14 @@ def _by_torch(loss, params, vectors):
     return torch.autograd.grad(grads, params, vectors)
 
 
+@pytest.fixture
+def as_on_cuda(monkeypatch):
+    """One group is a case for ours too."""
+    plain = convolution._plain
+    monkeypatch.setattr(convolution, "_plain", lambda x, weight, groups: plain(x, weight, max(groups, 2)))
+
+
+@pytest.mark.usefixtures("as_on_cuda")
 @pytest.mark.parametrize("batched", [True, False], ids=["batch", "one"])
 @pytest.mark.parametrize("case", CASES)
 def test_products_are_those_of_torchs_own_derivatives(case, batched):
@@ -51,6 +61,66 @@ def test_products_are_those_of_torchs_own_derivatives(case, batched):
     torch.testing.assert_close(value, loss(), rtol=1e-12, atol=1e-12)
     for product, right in zip(products, expected, strict=True):
         torch.testing.assert_close(product, right, rtol=1e-9, atol=1e-10)
+
+
+def test_one_group_on_a_cpu_is_left_to_torch():
+    x, weight = torch.randn(2, 4, 5, 5), torch.randn(4, 4, 3, 3)
+    assert convolution.CONVOLUTIONS[torch.conv2d](x, weight) is None
+    assert convolution.CONVOLUTIONS[torch.conv2d](x, weight[:, :2], groups=2) is not None
+
+
+@pytest.mark.usefixtures("as_on_cuda")
+@pytest.mark.parametrize("case", ["plain", "depthwise"])
+def test_a_loss_with_batched_derivatives_in_it(case):
+    kind, settings = CASES[case]
+    torch.manual_seed(0)
+    layer = kind(4, 4, **settings).double()
+    params = list(layer.parameters())
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+
+    def loss():
+        inputs = x.clone().requires_grad_()
+        out = torch.tanh(layer(inputs)).sum((0, 2, 3))
+        unit = torch.eye(4, dtype=torch.float64)
+        (slopes,) = torch.autograd.grad(out, inputs, unit, create_graph=True, is_grads_batched=True)
+        return slopes.square().mean()
+
+    vectors = [torch.randn_like(p) for p in params]
+    expected = _by_torch(loss, params, vectors)
+    with Isolation(params):
+        found = Hessian(loss(), params)(vectors)
+    for product, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(product, right, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.usefixtures("as_on_cuda")
+@pytest.mark.parametrize("case", ["plain", "depthwise", "transposed"])
+def test_activation_checkpoints(case):
+    """They run the layers again where torch's own are not replaced, and compare what is saved."""
+    kind, settings = CASES[case]
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(4, 4, **settings), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten()).double()
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    model.append(nn.LayerNorm(model(x).shape[1:], dtype=torch.float64))
+    params = list(model.parameters())
+    vectors = [torch.randn_like(p) for p in params]
+    products = []
+    for run in (model, lambda x: checkpoint(model, x, use_reentrant=False)):
+        with Isolation(params, model):
+            products.append(Hessian(run(x).pow(3).sum(), params)(vectors))
+    for product, right in zip(*products, strict=True):
+        torch.testing.assert_close(product, right, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.usefixtures("as_on_cuda")
+def test_complex_and_forward_mode_convolutions_are_left_to_torch():
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    weight = torch.randn(4, 2, 3, 3, dtype=torch.float64, requires_grad=True)
+    ours = convolution.CONVOLUTIONS[torch.conv2d]
+    assert ours(x.to(torch.complex128), weight.to(torch.complex128), groups=2) is None
+    with Isolation([weight]), forward_ad.dual_level():
+        out = torch.conv2d(forward_ad.make_dual(x, x), weight, groups=2)
+        torch.testing.assert_close(forward_ad.unpack_dual(out).tangent, out, rtol=1e-12, atol=1e-12)
 
 
 class _Count(TorchDispatchMode):

@@ -1,9 +1,10 @@
 """Convolutions whose second derivatives are convolutions.
 
 PyTorch differentiates the backward pass of a grouped convolution group by group, thousands of small kernels for a
-depthwise layer. A convolution is bilinear, so its second derivatives are the same three maps again, which libraries
-have fast kernels for: with y = B(x, w) and the adjoints Bₓ*(ȳ, w) and B_w*(ȳ, x), the derivatives of
-⟨Bₓ*(ȳ, w), u⟩ + ⟨B_w*(ȳ, x), v⟩ are B(u, w) + B(x, v) for ȳ, Bₓ*(ȳ, v) for x and B_w*(ȳ, u) for w.
+depthwise layer, and the gradient of any weight as a convolution with the image for a kernel, which is slow on CUDA. A
+convolution is bilinear, so its second derivatives are the same three maps again, which libraries have fast kernels for:
+with y = B(x, w) and the adjoints Bₓ*(ȳ, w) and B_w*(ȳ, x), the derivatives of ⟨Bₓ*(ȳ, w), u⟩ + ⟨B_w*(ȳ, x), v⟩ are
+B(u, w) + B(x, v) for ȳ, Bₓ*(ȳ, v) for x and B_w*(ȳ, u) for w.
 """
 
 from __future__ import annotations
@@ -74,11 +75,15 @@ class _Backward(torch.autograd.Function):
 
 
 def _convolve(form: _Form, x: Tensor, w: Tensor) -> Tensor:
+    if transformed(x, w):
+        return form.forward(x, w)
     out: Tensor = _Convolution.apply(form, x, w)  # type: ignore[no-untyped-call]
     return out
 
 
 def _adjoints(form: _Form, y_bar: Tensor, x: Tensor, w: Tensor, wanted: list[bool]) -> tuple[Tensor | None, ...]:
+    if transformed(y_bar, x, w):
+        return form.backward(y_bar, x, w, wanted)
     out: tuple[Tensor | None, ...] = _Backward.apply(form, y_bar, x, w, wanted)  # type: ignore[no-untyped-call]
     return out
 
@@ -118,9 +123,35 @@ def _transposed(
 
 
 def _plain(x: Tensor, weight: Tensor, groups: int) -> bool:
-    """Whether there is something to gain, and nothing about the call that torch's own function had better handle."""
-    unusual = torch.is_autocast_enabled(x.device.type) or torch._C._functorch.maybe_current_level() is not None
-    return groups > 1 and x.ndim == weight.ndim and x.dtype == weight.dtype and not unusual
+    """Whether there is something to gain, and nothing about the call that torch's own function had better handle.
+
+    On a CPU torch's own is the faster for one group. On CUDA it convolves with the image for a kernel: on an H200 a
+    product of MobileNet took 59 ms with that and 43 without, one such kernel alone 11.
+    """
+    return (groups > 1 or weight.is_cuda) and x.ndim == weight.ndim and ordinary(x, weight)
+
+
+def ordinary(*tensors: Tensor) -> bool:
+    """Whether these are dense real tensors of one kind, outside autocast, torch.func and forward-mode derivatives."""
+    kind = tensors[0].dtype, tensors[0].device
+    if torch.is_autocast_enabled(kind[1].type) or torch.autograd.forward_ad._current_level >= 0:
+        return False
+    return not transformed(*tensors) and all(_dense(t) and (t.dtype, t.device) == kind for t in tensors)
+
+
+def _dense(t: Tensor) -> bool:
+    plain = type(t) in (Tensor, torch.nn.Parameter) and not t.is_nested and t.layout == torch.strided
+    return plain and t.is_floating_point()
+
+
+def transformed(*tensors: Tensor | None) -> bool:
+    """Whether this is inside a transform: of torch.func, or of ``torch.autograd.grad(is_grads_batched=True)``.
+
+    Functions of ours raise there, or lose their graph without a word; torch's own operations are what they know.
+    """
+    functorch = torch._C._functorch
+    batched = any(t is not None and functorch.is_legacy_batchedtensor(t) for t in tensors)
+    return batched or functorch.maybe_current_level() is not None
 
 
 def _with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
@@ -132,8 +163,8 @@ def _each(value: Any, dims: int) -> list[int]:
     return values * dims if len(values) == 1 else values
 
 
-TWICE_DIFFERENTIABLE: dict[Any, Callable[..., Tensor | None]] = {
+CONVOLUTIONS: dict[Any, Callable[..., Tensor | None]] = {
     **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), _straight),
     **dict.fromkeys((torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), _transposed),
 }
-"""For each of torch's convolutions one that gives the same for several groups, or None: torch's own is as good."""
+"""For each of torch's convolutions one that gives the same, or None where torch's own is as good."""

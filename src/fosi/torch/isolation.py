@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from fosi.torch.convolution import TWICE_DIFFERENTIABLE
+from fosi.torch.convolution import CONVOLUTIONS
 from fosi.torch.distributed import unsynchronised
+from fosi.torch.normalization import NORMALIZATIONS
 
 _RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 
@@ -22,8 +23,16 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
+_REPLACED: dict[Any, Callable[..., Tensor | None]] = {
+    **CONVOLUTIONS,
+    **NORMALIZATIONS,
+    torch._weight_norm: _weight_norm,
+}
+"""What is called in the place of a function of torch's; None of it means that the function itself is to be called."""
+
+
 class _PlainLayers(TorchFunctionMode):
-    """Layers whose own backward pass has no derivative, or a wrong one, computed in another way.
+    """Layers whose own backward pass has no derivative, or a wrong or slow one, computed in another way.
 
     Recurrent layers run without cuDNN, which has none; all else keeps it. oneDNN has one, but the plain layers are the
     faster. The switches alone are set: the ``flags`` contexts of torch.backends touch TF32 too, and raise where the
@@ -31,10 +40,8 @@ class _PlainLayers(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch._weight_norm:
-            return _weight_norm(*args, **(kwargs or {}))
-        if func in TWICE_DIFFERENTIABLE:
-            out = TWICE_DIFFERENTIABLE[func](*args, **(kwargs or {}))
+        if func in _REPLACED:
+            out = _REPLACED[func](*args, **(kwargs or {}))
             return func(*args, **(kwargs or {})) if out is None else out
         if func not in _RECURRENT:
             return func(*args, **(kwargs or {}))
