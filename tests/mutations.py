@@ -112,9 +112,10 @@ def failed(source: Path, tests: tuple[str, ...]) -> str | None:
         raise SystemExit(f"the tests would run on {found.strip()} and not on the copy in {source}")
     command = [sys.executable, "-m", "pytest", "-n", "2", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    if done.returncode not in (0, 1):  # 1: tests failed; all else is not an answer
-        raise SystemExit(f"pytest gave {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     names = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    # 1: tests failed; 2: so many of them that xdist was stopped. All else is no answer.
+    if done.returncode not in (0, 1, 2) or (done.returncode == 2 and not names):
+        raise SystemExit(f"pytest gave {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return names[0] if done.returncode else None
 
 

@@ -8,8 +8,9 @@ import pytest
 from matplotlib.image import imread
 from typer.testing import CliRunner, Result
 
+from fosi.cli import quadratic
 from fosi.cli.app import app
-from fosi.experiments.quadratic import STUDIES
+from fosi.experiments.quadratic import QUICK, STUDIES
 
 COMMANDS = {
     "spectrum": "spectrum --n 12 --lambda1 5 --lambda1 50 --seeds 2 --iterations 5",
@@ -46,8 +47,9 @@ def test_study_writes_numbers_and_figures_which_report_draws_again(name, tmp_pat
         assert records[0][field]
     measured = [r for r in records if "kind" not in r]
     assert {r["study"] for r in measured} == {name}
-    for field in ("optimizer", "n", "eta", "iteration", "value", "seed"):
+    for field in ("optimizer", "n", "eta", "momentum", "c", "iteration", "value", "seed"):
         assert all(field in r for r in measured)
+    assert all("lambda1" in r or {"b", "zeta"} <= r.keys() for r in measured)
 
     drawn = pictures(out)
     assert f"{name}.png" in drawn and (out / f"{name}.pdf").read_bytes().startswith(b"%PDF")
@@ -80,6 +82,7 @@ def test_same_command_again_goes_on_and_another_one_is_refused(tmp_path):
         (["quadratic", "spectrum", "--n", "5"], "n is 5; give 11 or more"),
         (["quadratic", "rotation", "--block", "middle"], "block is 'middle'; give one of ends, largest, smallest"),
         (["quadratic", "stochastic", "--beta", "0.4"], "the lemma is about exponents between 0.5 and 1"),
+        (["report", "."], "holds no results"),
         (["report", "no-such-folder"], "no-such-folder does not exist; give a results file or a folder"),
     ],
 )
@@ -91,10 +94,54 @@ def test_bad_options_are_named(arguments, message, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_report_names_the_line_that_is_not_json(tmp_path):
-    (tmp_path / "spectrum.jsonl").write_text('{"kind": "environment", "study": "spectrum"}\n{"study"\n')
+def test_report_draws_what_it_can_and_names_the_rest(tmp_path):
+    assert invoke("quadratic", *COMMANDS["illustration"].split(), "--out", str(tmp_path)).exit_code == 0
+    lines = (tmp_path / "illustration.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "illustration.png").unlink()
+    (tmp_path / "bad.jsonl").write_text('{"kind": "environment", "command": "quadratic", "study": "spectrum"}\n{"stu\n')
+    (tmp_path / "other.jsonl").write_text('{"benchmark": "refresh"}\n')
+    (tmp_path / "begun.jsonl").write_text("".join(lines[: len(lines) // 2 + 2]))
     result = invoke("report", str(tmp_path))
-    assert result.exit_code == 2 and "spectrum.jsonl, line 2 is not JSON" in result.output
+    assert result.exit_code == 1
+    assert "bad.jsonl, line 2 is not JSON" in result.output
+    assert "other.jsonl has no figures" in result.output
+    assert "begun.jsonl is unfinished, 1 of 2 units: the same command goes on with it" in result.output
+    assert (tmp_path / "illustration.png").exists()
+
+
+def test_backend_that_is_not_there_leaves_the_folder_usable(tmp_path):
+    command = ["quadratic", "condition", "--n", "20", "--seeds", "1", "--iterations", "2", "--out", str(tmp_path)]
+    wrong = invoke(*command, "--backend", "numpy")
+    assert wrong.exit_code == 2 and "backend is 'numpy'; give one of jax, torch" in wrong.output
+    assert invoke(*command).exit_code == 0
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_default_to_the_papers_settings(name, monkeypatch):
+    shown = []
+    monkeypatch.setattr(quadratic, "_show", lambda name, settings, out: shown.append((name, settings)))
+    assert invoke("quadratic", name).exit_code == 0
+    assert shown == [(name, STUDIES[name].Settings())]
+
+
+def test_all_runs_every_study(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(quadratic, "_show", lambda name, settings, out: shown.append((name, settings, out)))
+    assert invoke("quadratic", "all", "--quick", "--out", str(tmp_path)).exit_code == 0
+    assert shown == [(name, QUICK[name], tmp_path) for name in STUDIES]
+    shown.clear()
+    assert invoke("quadratic", "all").exit_code == 0
+    assert shown == [(name, study.Settings(), Path("fosi-results/quadratic")) for name, study in STUDIES.items()]
+
+
+def test_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(STUDIES["illustration"], "_run", interrupted)
+    result = invoke("quadratic", "illustration", "--out", str(tmp_path))
+    assert result.exit_code == 130 and "The same command goes on from here" in result.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_report_draws_the_quickstart_too(tmp_path):

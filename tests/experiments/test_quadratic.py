@@ -17,6 +17,7 @@ from fosi.experiments.quadratic.functions import (
     two_clusters,
     uniform_basis,
 )
+from fosi.experiments.records import Journal
 from tests import oracle
 
 N, STEPS, PAIRS = 12, 30, 3  # so many products that Lanczos finds the whole spectrum
@@ -108,39 +109,81 @@ def test_rotation_says_how_many_rows_the_diagonal_does_not_dominate():
 SMALL = condition.Settings(n=20, seeds=3, iterations=4)
 
 
+def _stop_at(done):
+    def stop(progress):
+        if progress.done == done:
+            raise KeyboardInterrupt
+
+    return stop
+
+
 def without_environment(path):
-    return [r for r in map(json.loads, path.read_text().splitlines()) if r.get("kind") != "environment"]
+    records = [r for r in map(json.loads, path.read_text().splitlines()) if r.get("kind") != "environment"]
+    return [{name: value for name, value in r.items() if name != "seconds"} for r in records]
 
 
 def test_interrupted_study_goes_on_where_it_stopped(tmp_path):
     whole = study.run(condition, SMALL, tmp_path / "whole")
-    seen = []
-
-    def stop(progress):
-        seen.append(progress.unit)
-        if progress.done == 3:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        study.run(condition, SMALL, tmp_path / "cut", stop)
+        study.run(condition, SMALL, tmp_path / "cut", _stop_at(3))
     path = tmp_path / "cut" / "condition.jsonl"
     with path.open("a") as file:  # it was in the middle of a record
         file.write('{"study": "condition", "optimizer": "fosi-gd", "n": 20}\n{"study": "cond')
     again = []
     assert study.run(condition, SMALL, tmp_path / "cut", again.append) == whole
-    assert (
-        [p.unit for p in again][:-1]
-        == [u.name for u in condition.units(SMALL)][3:]
-        == [*seen[3:], *[p.unit for p in again][1:-1]]
-    )
+    assert [p.unit for p in again][:-1] == [u.name for u in condition.units(SMALL)][3:]
     assert [p.done for p in again] == [3, 4, 5, 6] and {p.total for p in again} == {6}
     assert without_environment(path) == without_environment(tmp_path / "whole" / "condition.jsonl")
 
 
-def test_finished_study_is_not_computed_again(tmp_path, monkeypatch):
+def test_finished_study_is_not_computed_again_nor_its_file_touched(tmp_path, monkeypatch):
     first = study.run(condition, SMALL, tmp_path)
+    path = tmp_path / "condition.jsonl"
+    before = path.stat().st_mtime_ns
     monkeypatch.setattr(condition, "descent", lambda backend: pytest.fail("computed again"))
+    monkeypatch.setattr("fosi.experiments.records._version", lambda package: "another")
     assert study.run(condition, SMALL, tmp_path) == first
+    assert path.stat().st_mtime_ns == before
+
+
+def test_going_on_with_another_version_says_so(tmp_path, monkeypatch):
+    with pytest.raises(KeyboardInterrupt):
+        study.run(condition, SMALL, tmp_path, _stop_at(2))
+    monkeypatch.setattr("fosi.experiments.records._version", lambda package: "another")
+    study.run(condition, SMALL, tmp_path)
+    records = [json.loads(line) for line in (tmp_path / "condition.jsonl").read_text().splitlines()]
+    environments = [r for r in records if r.get("kind") == "environment"]
+    assert len(environments) == 2 and environments[1]["jax"] == "another" != environments[0]["jax"]
+    assert environments[0]["k"] == condition.PAIRS  # what cannot be chosen is recorded as well
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda lines: ['{"a": 1}'], "is not a file of results"),
+        (lambda lines: ["notes of my own", "more"], "line 1 is not JSON"),
+        (lambda lines: [*lines[:5], "[1, 2]", *lines[5:]], "line 6 is not a JSON object"),
+        (lambda lines: [*lines[:5], '{"study', *lines[5:]], "line 6 is not JSON"),
+        (lambda lines: lines[:3] + lines[4:], "is damaged: 'seed 0, gd' has 4 records, it was written with 5"),
+    ],
+)
+def test_what_is_not_ours_or_damaged_is_not_written_over(spoil, message, tmp_path):
+    study.run(condition, SMALL, tmp_path)
+    path = tmp_path / "condition.jsonl"
+    path.write_text("\n".join(spoil(path.read_text().splitlines())) + "\n")
+    before = path.read_text()
+    with pytest.raises(ValueError, match=message):
+        study.run(condition, SMALL, tmp_path)
+    assert path.read_text() == before
+
+
+def test_study_that_fails_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(condition, "descent", lambda backend: (_ for _ in ()).throw(RuntimeError))
+    with pytest.raises(RuntimeError):
+        list(condition._run(SMALL, 0, Method("gd")))
+    with pytest.raises(RuntimeError):
+        study.run(condition, SMALL, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_settings_are_refused_and_nothing_is_lost(tmp_path):
@@ -177,8 +220,11 @@ def test_records_have_the_documented_fields(tmp_path):
 def test_what_diverges_is_recorded_as_such(tmp_path):
     values = descent("jax")(Method("gd"), family(), 1e3, 0.0, 200)
     assert not np.isfinite(values[..., -1]).any()
-    (record,) = study.measurements("x", Method("gd"), [(200, values[0, 0, -1])], eta=1e3, momentum=None, seed=0)
-    assert study.ends([{**record, "value": None}], "optimizer") == {("gd",): np.inf}
+    made = study.measurements("x", Method("gd"), [(200, values[0, 0, -1])], eta=1e3, momentum=None, seed=0)
+    journal = Journal(tmp_path / "x.jsonl", {}, 1)
+    journal.append("all", lambda: made)
+    assert '"value": null' in (tmp_path / "x.jsonl").read_text()
+    assert study.ends(Journal(tmp_path / "x.jsonl").measured, "optimizer") == {("gd",): np.inf}
 
 
 @pytest.mark.parametrize(
@@ -187,6 +233,7 @@ def test_what_diverges_is_recorded_as_such(tmp_path):
         (lambda: spectrum.Settings(n=()), "n is empty"),
         (lambda: spectrum.Settings(n=(5,)), "n is 5; give 11 or more"),
         (lambda: spectrum.Settings(lambda1=(0.5,)), "lambda1 is 0.5; give more than 1"),
+        (lambda: condition.Settings(backend="numpy"), "backend is 'numpy'; give one of jax, torch"),
         (lambda: condition.Settings(seeds=0), "seeds is 0; give 1 or more"),
         (lambda: rotation.Settings(zeta=(0, 101)), "zeta runs from 0 to 101; it must stay between 0 and n=100"),
         (lambda: rotation.Settings(b=(1.0,)), "b is 1.0; give more than 1"),

@@ -103,8 +103,18 @@ def report(
 
     console = Console()
     try:
-        for path in experiment.results(where):
-            console.print(f"Numbers: {path}", soft_wrap=True, highlight=False)
-            print_figures(console, experiment.redraw(path))
+        found = experiment.results(where)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    failed = False
+    for path in found:
+        try:
+            drawn = experiment.redraw(path)
+        except ValueError as error:  # the others are drawn all the same
+            failed = True
+            console.print(f"Skipped: {error}", soft_wrap=True, highlight=False, markup=False)
+            continue
+        console.print(f"Numbers: {path}", soft_wrap=True, highlight=False)
+        print_figures(console, drawn)
+    if failed:
+        raise typer.Exit(1)

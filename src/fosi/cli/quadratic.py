@@ -117,7 +117,7 @@ def illustration(
 def everything(
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: about a minute instead of several.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help=f"Folder [default: {_OUT}, with --quick {_OUT}-quick].", file_okay=False)
+        Path | None, typer.Option(help=f"Folder; {_OUT} where not given, {_OUT}-quick with --quick.", file_okay=False)
     ] = None,
 ) -> None:
     """All six studies."""
@@ -156,7 +156,7 @@ def _show(name: str, settings: Any, out: Path) -> None:
     )
     try:
         with Progress(*columns, console=console) as bar:
-            task = bar.add_task(name)
+            task = bar.add_task(name, total=None)
 
             def advance(progress: running.Progress) -> None:
                 label = f"{name}: {progress.unit}" if progress.unit else name
@@ -171,7 +171,10 @@ def _show(name: str, settings: Any, out: Path) -> None:
     console.print(_table(STUDIES[name].table(records)))
     numbers = out / f"{name}.jsonl"
     console.print(f"Numbers: {numbers}", soft_wrap=True, highlight=False)
-    print_figures(console, report.redraw(numbers))
+    drawn = report.redraw(numbers)
+    print_figures(console, drawn)
+    if not drawn:
+        console.print("No figure: contours need at least two values of b and of ζ.")
     console.print()
 
 

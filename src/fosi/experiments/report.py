@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -10,41 +10,48 @@ from matplotlib.figure import Figure
 from fosi.experiments import figures
 from fosi.experiments.quadratic import STUDIES
 from fosi.experiments.quickstart import draw as draw_quickstart
-from fosi.experiments.records import Record, read_jsonl, values
+from fosi.experiments.records import Journal, read_jsonl
 
 
 def results(where: Path) -> list[Path]:
-    """Returns the results files at this path: itself, or those in the folder and below."""
+    """Returns the results files at this path: itself, or those in the folder and below.
+
+    Raises:
+      ValueError: if there is none.
+    """
     if not where.exists():
         raise ValueError(f"{where} does not exist; give a results file or a folder with some")
-    return [where] if where.is_file() else sorted(where.rglob("*.jsonl"))
+    found = [where] if where.is_file() else sorted(where.rglob("*.jsonl"))
+    if not found:
+        raise ValueError(f"{where} holds no results (*.jsonl); give a folder that a command wrote to")
+    return found
 
 
 def redraw(path: Path) -> Iterable[Path]:
-    """Draws the figures of one results file beside it, and returns where; none for a file without figures.
+    """Draws the figures of one results file beside it, and returns where.
 
     Raises:
-      ValueError: if the file is not one that a command wrote, or holds no measurements yet.
+      ValueError: if the file is not one that a command wrote, is damaged, or its study is not finished.
     """
-    records = read_jsonl(path)
     written: list[Path] = []
-    for name, made in draw(records, path).items():
+    for name, made in draw(path).items():
         written += figures.save(made, path.with_name(name))
     return written
 
 
-def draw(records: Sequence[Record], path: Path) -> Mapping[str, Figure]:
-    """Returns the figures of these records by file name; ``path`` is for what errors say."""
-    first = records[0] if records else {}
-    if first.get("kind") != "environment":
-        return {}  # not an experiment's: benchmarks write JSON lines too
+def draw(path: Path) -> Mapping[str, Figure]:
+    """Returns the figures of a results file by file name; see ``redraw``."""
+    first = next(iter(read_jsonl(path, cut=True)), {})
     if first.get("command") == "quickstart":
-        return draw_quickstart(records)
+        return draw_quickstart(read_jsonl(path))
+    if first.get("command") != "quadratic":
+        raise ValueError(f"{path} has no figures: it was not written by fosi quickstart or fosi quadratic")
     study = STUDIES.get(str(first.get("study")))
     if study is None:
         raise ValueError(f"{path} is of study {first.get('study')!r}, which is not known; known: {', '.join(STUDIES)}")
-    measured = values(records)
-    if not measured:
-        raise ValueError(f"{path} holds no measurements yet; run the study that writes it")
-    found: Mapping[str, Figure] = study.draw(measured)
-    return found
+    journal = Journal(path)
+    if len(journal.done) < journal.units:
+        raise ValueError(
+            f"{path} is unfinished, {len(journal.done)} of {journal.units} units: the same command goes on with it"
+        )
+    return study.draw(journal.measured)

@@ -1,8 +1,11 @@
 """The paper's experiments on quadratic functions (§5.3 and appendix): six studies, one module each."""
 
 from fosi.experiments.quadratic import condition, illustration, learning_rate, rotation, spectrum, stochastic
+from fosi.experiments.quadratic.study import Study
 
-STUDIES = {study.NAME: study for study in (spectrum, condition, rotation, learning_rate, stochastic, illustration)}
+STUDIES: dict[str, Study] = {
+    study.NAME: study for study in (spectrum, condition, rotation, learning_rate, stochastic, illustration)
+}
 """The studies by name, in the paper's order."""
 
 QUICK = {

@@ -18,6 +18,8 @@ from fosi.jax import fosi_adam, fosi_sgd
 
 OPTIMIZERS = ("gd", "heavy-ball", "adam", "fosi-gd", "fosi-heavy-ball", "fosi-adam")
 BACKENDS = ("jax", "torch")
+MOMENTUM = 0.9
+"""Heavy-Ball's β and Adam's β₁ where the paper does not vary them."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,12 @@ class Descent(Protocol):
 
 
 def descent(backend: str) -> Descent:
-    """The function that minimises with this backend."""
+    """The function that minimises with this backend.
+
+    Raises:
+      ValueError: if there is no such backend.
+      ModuleNotFoundError: if it is not installed.
+    """
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}; give one of {', '.join(BACKENDS)}")
     if backend == "jax":

@@ -41,11 +41,14 @@ def start(n: int, seed: int) -> Array:
 
 
 def uniform_basis(n: int, seed: int) -> Array:
-    """The eigenvectors of a random symmetric matrix with entries from U(0, 1), largest eigenvalue first."""
-    entries = np.random.default_rng([seed, 0]).uniform(size=(n, n))
-    upper = np.triu(entries)
+    """The eigenvectors of a random symmetric matrix with entries from U(0, 1), in ``eigh``'s order.
+
+    So λ₁ belongs to the vector of that matrix's smallest eigenvalue, as in the paper's scripts. It matters to Adam,
+    which overshoots most along the vector of the largest one, whose entries are nearly equal.
+    """
+    upper = np.triu(np.random.default_rng([seed, 0]).uniform(size=(n, n)))
     vectors: Array = np.linalg.eigh(upper + np.triu(upper, 1).T).eigenvectors
-    return vectors[:, ::-1]
+    return vectors
 
 
 def rotated_basis(n: int, zeta: int, seed: int, block: str = "ends") -> Array:

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from fosi.experiments import figures
 from fosi.experiments.quadratic.functions import Array
-from fosi.experiments.quadratic.study import Table, Unit, at_least
+from fosi.experiments.quadratic.study import Table, Unit, at_least, digits
 from fosi.experiments.records import Record
 from fosi.jax import fosi_sgd
 
@@ -25,6 +26,7 @@ HESSIAN = np.array([[2.5, 1.5], [1.5, 2.5]])
 START = (0.5, -1.7)
 RATE = 0.45
 """Just stable for gradient descent (below 2/λ₁ = 0.5), so that one sees what its steps across the valley cost."""
+CONSTANTS = {"k": 1, "alpha": 1.0, "eta": RATE, "c": 1.0, "start": list(START)}
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,12 @@ def _run(settings: Settings, name: str) -> Iterable[Record]:
                 "study": NAME,
                 "optimizer": name,
                 "n": 2,
+                "lambda1": 4.0,
                 "eta": RATE,
+                "momentum": None,
+                "c": 1.0 if name == "fosi-gd" else None,
                 "iteration": iteration,
-                "value": float(value(jnp.asarray(at))),
+                "value": digits(value(jnp.asarray(at))),
                 "seed": 0,
                 "theta": at.tolist(),
                 "d1": newton.tolist(),
@@ -109,32 +114,28 @@ def draw(records: Sequence[Record]) -> dict[str, Figure]:
         ax.set_xlabel("θ₁")
         ax.set_aspect("equal")
         ax.grid(visible=False)
-        ax.plot(0, 0, "*", color="black", markersize=9, label="minimum of f")
+        ax.plot(0, 0, "*", color="black", markersize=9)
     axes[0].set_ylabel("θ₂")
+    arrows = {"d1": ("#D55E00", "d₁: the Newton step on f₁"), "d2": ("#009E73", "d₂: the base's step on f₂")}
     for name in ("gd", "fosi-gd"):
-        points = np.array([r["theta"] for r in paths[name]])
-        axes[0].plot(*points.T, **figures.look(name, 1) | {"markevery": 1})
-    for ax, part, colour in ((axes[1], "d1", "#D55E00"), (axes[2], "d2", "#0072B2")):
-        for index, r in enumerate(paths["fosi-gd"][:-1]):
-            of = {"d1": "d₁: the Newton step on f₁", "d2": "d₂: the base's step on f₂"}[part]
-            _arrow(ax, r["theta"], r[part], colour, of if index == 0 else None)
-    handles, labels = axes[0].get_legend_handles_labels()
-    for ax in axes[1:]:
-        more, names = ax.get_legend_handles_labels()
-        handles, labels = handles + more[1:], labels + names[1:]
-    made.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
+        style = figures.look(name)
+        for r in paths[name][:-1]:
+            _arrow(axes[0], r["theta"], np.add(r["d1"], r["d2"]), style["color"], style["linestyle"])
+    for ax, (part, (colour, _)) in zip(axes[1:], arrows.items(), strict=True):
+        for r in paths["fosi-gd"][:-1]:
+            _arrow(ax, r["theta"], r[part], colour)
+    handles = [Line2D([], [], color="black", marker="*", linestyle="none", markersize=9, label="minimum of f")]
+    handles += [Line2D([], [], **figures.look(name)) for name in ("gd", "fosi-gd")]
+    handles += [Line2D([], [], color=colour, marker=">", markevery=[1], label=text) for colour, text in arrows.values()]
+    made.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
     return {NAME: made}
 
 
-def _arrow(ax: Any, at: Sequence[float], along: Sequence[float], colour: str, label: str | None) -> None:
-    ax.plot(*at, "o", color=colour, markersize=4, label=label)
+def _arrow(ax: Any, at: Sequence[float], along: Any, colour: str, dashes: Any = "-") -> None:
+    ax.plot(*at, "o", color=colour, markersize=4)
     if np.linalg.norm(along) > 1e-3:
-        ax.annotate(
-            "",
-            xy=np.add(at, along),
-            xytext=at,
-            arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.8, "shrinkA": 0, "shrinkB": 0},
-        )
+        shape = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0}
+        ax.annotate("", xy=np.add(at, along), xytext=at, arrowprops=shape | {"linestyle": dashes})
 
 
 def table(records: Sequence[Record]) -> Table:

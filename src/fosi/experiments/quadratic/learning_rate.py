@@ -10,14 +10,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fosi.experiments import figures
-from fosi.experiments.quadratic.descent import Method, descent
+from fosi.experiments.quadratic.descent import MOMENTUM, Method, descent
 from fosi.experiments.quadratic.functions import functions, powers, rotated_basis, start
 from fosi.experiments.quadratic.study import Table, Unit, at_least, ends, measurements
 from fosi.experiments.records import Record
 
 NAME = "learning-rate"
 B, ZETA = 1.12, 90
-FIXED = 0.9
+CONSTANTS = {"k": 10, "alpha": 1.0, "b": B, "zeta": ZETA}
 METHODS = (
     Method("gd"),
     Method("fosi-gd", c=1.0),
@@ -47,6 +47,7 @@ class Settings:
         at_least(ZETA, n=self.n)
         at_least(1, rates_per_decade=self.rates_per_decade, momenta=self.momenta, iterations=self.iterations)
         at_least(0, seed=self.seed)
+        descent(self.backend)
 
     @property
     def etas(self) -> list[float]:
@@ -56,7 +57,7 @@ class Settings:
     @property
     def betas(self) -> list[float]:
         """The momenta."""
-        return sorted({FIXED, *(round(float(x), 4) for x in np.linspace(0.7, 1, self.momenta, endpoint=False))})
+        return sorted({MOMENTUM, *(round(float(x), 4) for x in np.linspace(0.7, 1, self.momenta, endpoint=False))})
 
 
 def units(settings: Settings) -> list[Unit]:
@@ -68,7 +69,7 @@ def units(settings: Settings) -> list[Unit]:
 
 
 def _run(settings: Settings, method: Method) -> Iterable[Record]:
-    betas = [FIXED] if method.base == "gd" else settings.betas
+    betas = [MOMENTUM] if method.base == "gd" else settings.betas
     cells = [(eta, beta) for eta in settings.etas for beta in betas]
     lam = np.broadcast_to(powers(settings.n, B), (len(cells), settings.n))
     family = functions([rotated_basis(settings.n, ZETA, settings.seed)], lam, start(settings.n, settings.seed))
@@ -82,7 +83,7 @@ def _run(settings: Settings, method: Method) -> Iterable[Record]:
 
 def fixed(records: Sequence[Record]) -> Curves:
     """Values of f at the end over the learning rate, momentum 0.9, by (optimizer, c)."""
-    return tuned([r for r in records if r["momentum"] in (FIXED, None)])
+    return tuned([r for r in records if r["momentum"] in (MOMENTUM, None)])
 
 
 def tuned(records: Sequence[Record]) -> Curves:
@@ -94,8 +95,14 @@ def tuned(records: Sequence[Record]) -> Curves:
     return found
 
 
+def before(records: Sequence[Record]) -> float:
+    """Returns f(θ₀)."""
+    n, seed = records[0]["n"], records[0]["seed"]
+    return 0.5 * float(np.sum(powers(n, B) * start(n, seed) ** 2))
+
+
 def converging(line: dict[float, float], below: float) -> tuple[float, float]:
-    """The smallest and the largest rate that end below this value, the last before the first that does not."""
+    """The smallest and the largest rate that end below this value."""
     good = [eta for eta, value in sorted(line.items()) if value < below]
     return (good[0], good[-1]) if good else (np.nan, np.nan)
 
@@ -103,9 +110,9 @@ def converging(line: dict[float, float], below: float) -> tuple[float, float]:
 def draw(records: Sequence[Record]) -> dict[str, Figure]:
     """Values of f at the end over the learning rate: momentum 0.9 on the left, the best one on the right."""
     made, axes = figures.figure(1, 2, 9.2, 5.0, sharey=True)
-    start_value = 0.5 * float(np.sum(powers(records[0]["n"], B) * start(records[0]["n"], records[0]["seed"]) ** 2))
+    start_value = before(records)
     for ax, curves, title in zip(
-        axes, (fixed(records), tuned(records)), (f"momentum {FIXED:g}", "the best momentum in [0.7, 1)"), strict=True
+        axes, (fixed(records), tuned(records)), (f"momentum {MOMENTUM:g}", "the best momentum in [0.7, 1)"), strict=True
     ):
         for (name, c), line in curves.items():
             etas = sorted(line)
@@ -127,7 +134,7 @@ def draw(records: Sequence[Record]) -> dict[str, Figure]:
 
 def table(records: Sequence[Record]) -> Table:
     """Best value and rate, and the rates that converge."""
-    below = 0.5 * float(np.sum(powers(records[0]["n"], B) * start(records[0]["n"], records[0]["seed"]) ** 2))
+    below = before(records)
     rows = []
     best = tuned(records)
     for key, line in fixed(records).items():

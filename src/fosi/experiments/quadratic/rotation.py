@@ -11,7 +11,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from fosi.experiments import figures
-from fosi.experiments.quadratic.descent import OPTIMIZERS, Method, descent
+from fosi.experiments.quadratic.descent import MOMENTUM, OPTIMIZERS, Method, descent
 from fosi.experiments.quadratic.functions import BLOCKS, functions, powers, rotated_basis, start
 from fosi.experiments.quadratic.study import (
     Table,
@@ -22,13 +22,15 @@ from fosi.experiments.quadratic.study import (
     group,
     measurements,
     not_empty,
+    over,
+    plot,
     rates,
     select,
 )
-from fosi.experiments.records import Record, number
+from fosi.experiments.records import Record
 
 NAME = "rotation"
-MOMENTUM = 0.9
+CONSTANTS = {"k": 10, "alpha": 1.0, "momentum": MOMENTUM}
 SHOWN = ((1.12, 50), (1.12, 90), (1.16, 50), (1.16, 90))
 """The functions (b, ζ) whose whole curves are kept."""
 
@@ -49,6 +51,7 @@ class Settings:
         at_least(11, n=self.n)
         at_least(1, seeds=self.seeds, iterations=self.iterations)
         not_empty(b=self.b, zeta=self.zeta)
+        descent(self.backend)
         if min(self.b) <= 1:
             raise ValueError(f"b is {min(self.b)}; give more than 1")
         if self.block not in BLOCKS:
@@ -123,16 +126,14 @@ def _contours(records: Sequence[Record]) -> Figure:
     for ax in axes[:, 0]:
         ax.set_ylabel("ζ (axes turned)")
     bar = made.colorbar(filled, ax=axes, ticks=levels[::2], format=lambda v, _: f"$10^{{{np.log10(v):.0f}}}$")
-    bar.set_label("f(θ) after the last iteration; white lines: powers of ten")
+    bar.set_label("f(θ) after the last iteration, paper's start; white: powers of ten")
     return made
 
 
 def _curves(curves: dict[tuple[float, int], list[Record]]) -> Figure:
     made, axes = figures.figure(2, 2, 7.6, 6.0, sharex=True, sharey=True)
     for ax, ((b, zeta), lines) in zip(axes.ravel(), sorted(curves.items()), strict=False):
-        for (name,), line in group(lines, "optimizer").items():
-            ax.plot([r["iteration"] for r in line], [number(r["value"]) for r in line], **figures.look(name, len(line)))
-        ax.set_yscale("log")
+        plot(ax, lines)
         ax.set_title(f"b = {b:g}, ζ = {zeta}")
     for ax in axes[-1]:
         ax.set_xlabel("iteration")
@@ -149,10 +150,10 @@ def table(records: Sequence[Record]) -> Table:
     for name in OPTIMIZERS:
         mine = {key[1:]: value for key, value in last.items() if key[0] == name}
         spread = max(
-            max(v) / min(v)
+            over(max(v), min(v))
             for v in ([x for (b, _, s), x in mine.items() if (b, s) == at] for at in {(b, s) for b, _, s in mine})
         )
-        against = [last[(name.removeprefix("fosi-"), *key)] / value for key, value in mine.items()]
+        against = [over(last[(name.removeprefix("fosi-"), *key)], value) for key, value in mine.items()]
         lower = f"{sum(a > 1 for a in against)} of {len(against)}" if name.startswith("fosi-") else ""
         rows.append((name, f"{max(mine.values()):.3g}", f"{spread:.3g}", lower, f"{min(against):.3g}" if lower else ""))
     headings = ("optimizer", "largest f", "largest / smallest f over ζ", "cells below the base", "least base / FOSI")

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fosi.experiments import figures
-from fosi.experiments.quadratic.descent import OPTIMIZERS, Method, descent
+from fosi.experiments.quadratic.descent import MOMENTUM, OPTIMIZERS, Method, descent
 from fosi.experiments.quadratic.functions import Array, functions, one_large, start, uniform_basis
 from fosi.experiments.quadratic.study import (
     Table,
@@ -18,16 +18,17 @@ from fosi.experiments.quadratic.study import (
     at_least,
     distinct,
     ends,
-    group,
     measurements,
     not_empty,
+    over,
+    plot,
     rates,
     select,
 )
-from fosi.experiments.records import Record, number
+from fosi.experiments.records import Record
 
 NAME = "spectrum"
-MOMENTUM = 0.9
+CONSTANTS = {"k": 10, "alpha": 1.0, "momentum": MOMENTUM}
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Settings:
         not_empty(n=self.n, lambda1=self.lambda1)
         at_least(1, seeds=self.seeds, iterations=self.iterations)
         at_least(11, n=min(self.n))
+        descent(self.backend)
         if min(self.lambda1) <= 1:
             raise ValueError(f"lambda1 is {min(self.lambda1)}; give more than 1, the second largest eigenvalue")
 
@@ -80,7 +82,7 @@ def ratios(records: Sequence[Record]) -> dict[tuple[str, int, float], list[float
     found: dict[tuple[str, int, float], list[float]] = {}
     for (name, n, largest, seed), value in last.items():
         if not name.startswith("fosi-"):
-            found.setdefault((name, n, largest), []).append(value / last[f"fosi-{name}", n, largest, seed])
+            found.setdefault((name, n, largest), []).append(over(value, last[f"fosi-{name}", n, largest, seed]))
     return found
 
 
@@ -90,15 +92,17 @@ def draw(records: Sequence[Record]) -> dict[str, Figure]:
     sizes, largest = distinct(records, "n"), distinct(records, "lambda1")
     shown = largest[:: len(largest) - 1] if len(largest) > 1 else largest
     made, axes = figures.figure(
-        len(shown), len(sizes), max(6.0, 3.8 * len(sizes)), 2.9 * len(shown) + 0.6, sharex=True, squeeze=False
+        len(shown),
+        len(sizes),
+        max(6.0, 3.8 * len(sizes)),
+        2.9 * len(shown) + 0.6,
+        sharex=True,
+        sharey="row",
+        squeeze=False,
     )
     for row, lambda1 in zip(axes, shown, strict=True):
         for ax, n in zip(row, sizes, strict=True):
-            for (name,), line in group(select(curves, n=n, lambda1=lambda1), "optimizer").items():
-                ax.plot(
-                    [r["iteration"] for r in line], [number(r["value"]) for r in line], **figures.look(name, len(line))
-                )
-            ax.set_yscale("log")
+            plot(ax, select(curves, n=n, lambda1=lambda1))
             ax.set_title(f"n = {n}, λ₁ = {lambda1:g}")
         row[0].set_ylabel("f(θ)")
     for ax in axes[-1]:

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from fosi.analysis import effective_hessian
 from fosi.experiments import figures
 from fosi.experiments.quadratic.functions import Array, one_large, start, uniform_basis
-from fosi.experiments.quadratic.study import Table, Unit, at_least, distinct, ends, not_empty, select
+from fosi.experiments.quadratic.study import Table, Unit, at_least, digits, distinct, ends, not_empty, select
 from fosi.experiments.records import Record, number
 from fosi.jax import fosi
 
@@ -27,6 +27,9 @@ NAME = "stochastic"
 NOISE = 100.0
 """σ² of the lemma, the mean of ‖∇F − ∇f‖²: large beside ‖∇f‖², for the noise sets the rate, not the start."""
 PAIRS = 10
+CONSTANTS = {"k": PAIRS, "noise": NOISE}
+CHUNK = 10_000
+"""Iterations of one call of a program, which cannot be interrupted."""
 OPTIMIZERS = ("gd", "fosi-gd", "diagonal", "fosi-diagonal")
 
 
@@ -65,8 +68,14 @@ def _run(settings: Settings, name: str, beta: float) -> Iterable[Record]:
     marks = np.unique(np.geomspace(1, settings.iterations, int(10 * np.log10(settings.iterations)) + 1).astype(int))
     with jax.enable_x64(True):
         keys = jax.random.split(jax.random.key(0), settings.seeds)
-        program = _program(name.startswith("fosi-"), settings.iterations)
-        means = np.asarray(program(basis, lam, start(settings.n, 0), q, eta, beta, keys))
+        begin, advance = _programs(name.startswith("fosi-"), min(CHUNK, settings.iterations))
+        function = (basis, lam, q, eta, beta)
+        carry = begin(*function, start(settings.n, 0), keys)
+        parts = []
+        for first in range(0, settings.iterations, CHUNK):
+            carry, means = advance(*function, keys, first, carry)
+            parts.append(np.asarray(means))
+        means = np.concatenate(parts, axis=1)
     for seed in range(settings.seeds):
         for mark in marks:
             yield {
@@ -74,10 +83,12 @@ def _run(settings: Settings, name: str, beta: float) -> Iterable[Record]:
                 "optimizer": name,
                 "n": settings.n,
                 "lambda1": settings.lambda1,
-                "eta": eta,
+                "eta": digits(eta),
                 "beta": beta,
+                "momentum": None,
+                "c": None,
                 "iteration": int(mark),
-                "value": float(means[seed, mark - 1]),
+                "value": digits(means[seed, mark - 1]),
                 "seed": seed,
             }
 
@@ -88,7 +99,7 @@ def _preconditioner(name: str, basis: Array, lam: Array) -> Array:
 
 
 def _largest_rate(name: str, basis: Array, lam: Array) -> float:
-    """One over the largest eigenvalue of P⁻¹H, which Lemma 1 gives for α = η = 1: each as fast as it may be."""
+    """One over the largest eigenvalue of P⁻¹H, which Lemma 1 gives for α = η = 1: half of where it gets unstable."""
     q, hessian = _preconditioner(name, basis, lam), (basis * lam) @ basis.T
     if name.startswith("fosi-"):
         effective = effective_hessian(hessian, lam[:PAIRS], basis[:, :PAIRS], 1.0, 1.0, q)
@@ -98,10 +109,10 @@ def _largest_rate(name: str, basis: Array, lam: Array) -> float:
 
 
 @functools.cache
-def _program(with_fosi: bool, iterations: int) -> Callable[..., jax.Array]:
-    def one(basis: Any, lam: Any, coordinates: Any, q: Any, eta: Any, beta: Any, key: jax.Array) -> jax.Array:
-        n = len(lam)
+def _programs(with_fosi: bool, iterations: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The start of all runs, and what takes them so many iterations further."""
 
+    def parts(basis: Any, lam: Any, q: Any, eta: Any, beta: Any) -> tuple[Callable[..., jax.Array], Any]:
         def value(theta: jax.Array, noise: jax.Array) -> jax.Array:
             return 0.5 * jnp.sum(lam * (theta @ basis) ** 2) + noise @ theta
 
@@ -111,23 +122,30 @@ def _program(with_fosi: bool, iterations: int) -> Callable[..., jax.Array]:
         base = optax.chain(_multiplied(q), optax.scale_by_learning_rate(rate))
         # α = η_t, as in the proof of the lemma.
         settings: dict[str, Any] = {"k": PAIRS, "alpha": rate, "momentum": None, "accept": "all", "warmup": 0}
-        opt: Any = fosi(base, value, **settings, precision="float64", refresh="external") if with_fosi else base
+        return value, fosi(base, value, **settings, precision="float64", refresh="external") if with_fosi else base
+
+    def begin(basis: Any, lam: Any, q: Any, eta: Any, beta: Any, coordinates: Any, key: jax.Array) -> Any:
+        _, opt = parts(basis, lam, q, eta, beta)
         theta = basis @ coordinates
         state = opt.init(theta)
         if with_fosi:
-            state = opt.refresh(state, theta, batch=jnp.zeros(n))
+            state = opt.refresh(state, theta, batch=jnp.zeros(len(lam)))
+        return theta, state, jnp.zeros(())
+
+    def advance(basis: Any, lam: Any, q: Any, eta: Any, beta: Any, key: jax.Array, first: Any, carry: Any) -> Any:
+        value, opt = parts(basis, lam, q, eta, beta)
 
         def step(carry: Any, t: jax.Array) -> tuple[Any, jax.Array]:
             theta, state, total = carry
             total += jnp.sum((lam * (theta @ basis)) ** 2)  # ‖∇f‖² at θ_t, without the noise
-            noise = jnp.sqrt(NOISE / n) * jax.random.normal(jax.random.fold_in(key, t), (n,))
+            noise = jnp.sqrt(NOISE / len(lam)) * jax.random.normal(jax.random.fold_in(key, t), lam.shape)
             updates, state = opt.update(jax.grad(value)(theta, noise), state, theta)
             return (optax.apply_updates(theta, updates), state, total), total / (t + 1)
 
-        _, means = jax.lax.scan(step, (theta, state, jnp.zeros(())), jnp.arange(iterations))
-        return means
+        return jax.lax.scan(step, carry, first + jnp.arange(iterations))
 
-    return jax.jit(jax.vmap(one, (None, None, None, None, None, None, 0)))
+    shared = (None,) * 5
+    return jax.jit(jax.vmap(begin, (*shared, None, 0))), jax.jit(jax.vmap(advance, (*shared, 0, None, 0)))
 
 
 def _multiplied(q: jax.Array) -> optax.GradientTransformation:

@@ -6,13 +6,15 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from fosi.experiments import figures
 from fosi.experiments.quadratic.descent import Method
-from fosi.experiments.records import Journal, Record, read_jsonl, values
+from fosi.experiments.records import Journal, Record, number
 
 
 @dataclass(frozen=True)
@@ -39,29 +41,52 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
+class Study(Protocol):
+    """What the module of a study has.
+
+    Attributes:
+      NAME: as on the command line.
+      CONSTANTS: what is set and cannot be chosen; recorded with the settings.
+      Settings: what can be chosen, a dataclass whose defaults are the paper's.
+    """
+
+    NAME: str
+    CONSTANTS: Mapping[str, Any]
+    Settings: Any
+
+    def units(self, settings: Any) -> list[Unit]:
+        """The pieces it is made of."""
+
+    def draw(self, records: Sequence[Record]) -> dict[str, Figure]:
+        """Its figures by file name."""
+
+    def table(self, records: Sequence[Record]) -> Table:
+        """What it says in the terminal."""
+
+
 def run(
-    study: ModuleType, settings: Any, out: Path, on_progress: Callable[[Progress], None] = lambda p: None
-) -> list[Record]:
+    study: Study, settings: Any, out: Path, on_progress: Callable[[Progress], None] = lambda p: None
+) -> Sequence[Record]:
     """Computes what ``out`` does not hold yet, and returns the study's measurements.
 
     Args:
-      study: a module with NAME, Settings and units(settings).
+      study: which.
       settings: the study's Settings.
       out: folder of the results, one file a study.
       on_progress: called before each unit and at the end.
 
     Raises:
-      ValueError: if the file holds results of other settings.
+      ValueError: if the file holds results of other settings, or something else.
     """
-    path = out / f"{study.NAME}.jsonl"
-    journal = Journal(path, {"command": "quadratic", "study": study.NAME, **dataclasses.asdict(settings)})
-    units: Sequence[Unit] = study.units(settings)
+    units = study.units(settings)
+    made_with = {"command": "quadratic", "study": study.NAME, **dataclasses.asdict(settings), **study.CONSTANTS}
+    journal = Journal(out / f"{study.NAME}.jsonl", made_with, len(units))
     waiting = [unit for unit in units if unit.name not in journal.done]
     for index, unit in enumerate(waiting):
         on_progress(Progress(len(units) - len(waiting) + index, len(units), unit.name))
-        journal.append(unit.name, unit.run())
+        journal.append(unit.name, unit.run)
     on_progress(Progress(len(units), len(units), ""))
-    return values(read_jsonl(path))
+    return journal.measured
 
 
 def measurements(
@@ -80,11 +105,29 @@ def measurements(
         "study": study,
         "optimizer": method.optimizer,
         **function,
-        "eta": float(eta),
+        "eta": digits(eta),
         "momentum": None if method.base == "gd" else momentum,
         "c": (float(method.c) if np.isfinite(method.c) else "inf") if scaled else None,
     }
-    return [{**what, "iteration": int(i), "value": float(v), "seed": seed} for i, v in curve]
+    return [{**what, "iteration": int(i), "value": digits(v), "seed": seed} for i, v in curve]
+
+
+def digits(value: Any) -> float:
+    """A number as it is recorded: eight digits, or not finite."""
+    return float(f"{float(value):.8g}")
+
+
+def plot(ax: Axes, lines: Iterable[Record]) -> None:
+    """Draws f over the iterations, a line for each optimizer."""
+    for (name,), line in group(lines, "optimizer").items():
+        points = [r["iteration"] for r in line], [number(r["value"]) for r in line]
+        ax.plot(*points, **figures.look(name, len(line)))
+    ax.set_yscale("log")
+
+
+def over(value: float, other: float) -> float:
+    """How many times the one is the other: infinite where that is 0 and this is not."""
+    return value / other if other else (np.inf if value else 1.0)
 
 
 def select(records: Iterable[Record], **wanted: Any) -> list[Record]:
@@ -99,7 +142,7 @@ def ends(records: Iterable[Record], *by: str) -> dict[tuple[Any, ...], float]:
         key = tuple(r.get(name) for name in by)
         if key not in last or r["iteration"] > last[key]["iteration"]:
             last[key] = r
-    return {key: np.inf if r["value"] is None else r["value"] for key, r in last.items()}
+    return {key: number(r["value"]) for key, r in last.items()}
 
 
 def distinct(records: Iterable[Record], name: str) -> list[Any]:
