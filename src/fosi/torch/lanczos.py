@@ -70,9 +70,9 @@ def lanczos(
         # it, the second brings it down to rounding ("twice is enough"), in float32 as in float64.
         w = matvec(vector)
         h = sp.products(rows, w, group)
-        sp.subtract(w, rows, h)
+        sp.subtract(w, rows.t(), h)
         correction = sp.products(rows, w, group)
-        sp.subtract(w, rows, correction)
+        sp.subtract(w, rows.t(), correction)
 
         alpha = h[j] + correction[j]
         strange = h.clone()

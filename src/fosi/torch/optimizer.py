@@ -177,7 +177,7 @@ class FOSI(Around):
     def _adopt(self, found: Estimate) -> None:
         if self._momentum is not None and self._estimate is not None:
             # The subspace form of a velocity in all n dimensions: what lies outside the new V is lost.
-            velocity = sp.combine(self._estimate.basis, self._momentum)
+            velocity = sp.combine(self._estimate.basis.t(), self._momentum)
             used = torch.as_tensor(found.accepted, dtype=velocity.dtype, device=velocity.device)
             self._momentum = sp.products(found.basis, velocity, self._space.group) * used
         self._lr_scale = self._scale(found)
@@ -189,8 +189,14 @@ class FOSI(Around):
         used = found.accepted[:rows].astype(float)
         inverse = used / np.maximum(np.abs(found.eigenvalues[:rows]), self.options.eps)
         small = torch.as_tensor(np.stack([used, inverse]), dtype=self._space.dtype, device=self._space.device)
-        # Without α, which may change from step to step.
-        self._subspace = steps.Subspace(found.basis[:rows], None if used.all() else small[0], small[1], self._lr_scale)
+        self._subspace = steps.Subspace(
+            basis=found.basis[:rows],
+            columns=found.basis[:rows].t(),
+            rows=rows,
+            used=None if used.all() else small[0],
+            inverse=small[1],
+            lr_scale=self._lr_scale,
+        )
 
     def _scale(self, found: Estimate) -> float:
         """§3.6, with the last accepted pair on either side in the place of the paper's λ_k and λ_{n−ℓ+1}."""
@@ -231,27 +237,26 @@ class FOSI(Around):
         else:
             alpha = self.options.alpha
             alpha = float(alpha(self._count)) if callable(alpha) else alpha
-            subspace = self._subspace._replace(newton=alpha * self._subspace.newton)
             # Once the Newton part has a momentum of its own, the base's lacks that part: there is no way back.
             if bases.is_linear(self.base) and self.options.momentum == "auto" and self._momentum is None:
-                steps.linear_step(self.base, present, subspace, self._work)
+                steps.linear_step(self.base, present, self._subspace, self._work, alpha)
                 self._was_linear = True
             else:
-                self._momentum = self._projected(present, subspace)
+                self._momentum = self._projected(present, self._subspace, alpha)
         self._count += 1
         self._refreshed = False
         return loss
 
-    def _projected(self, present: steps.Parts, subspace: steps.Subspace) -> Tensor | None:
+    def _projected(self, present: steps.Parts, subspace: steps.Subspace, alpha: float) -> Tensor | None:
         rule: Momentum = self.options.momentum if self.options.momentum != "auto" else bases.momentum_rule(self.base)
-        rows = len(subspace.newton)
         if self._was_linear and rule is not None:
             # The groups' learning rates have parted: the base's momentum of the whole gradient is split up.
             self._momentum = steps.momentum_inside(self.base, subspace, self._work)
         self._was_linear = False
-        momentum = None if self._momentum is None else self._momentum[:rows]
-        momentum = steps.projected_step(self.base, present, subspace, self._work, rule, momentum, self._count)
-        missing = self.options.rank - rows
+        momentum, missing = self._momentum, self.options.rank - subspace.rows
+        if missing and momentum is not None:
+            momentum = momentum[: subspace.rows]
+        momentum = steps.projected_step(self.base, present, subspace, self._work, alpha, rule, momentum, self._count)
         return nn.functional.pad(momentum, (0, missing)) if missing and momentum is not None else momentum
 
     def _is_rehearsal(self) -> bool:

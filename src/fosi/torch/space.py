@@ -132,14 +132,17 @@ def norm(vector: Tensor, group: Any = None) -> Tensor:
     return total(length.double().square(), group).sqrt().to(length.dtype)
 
 
-def combine(basis: Tensor, coefficients: Tensor, out: Tensor | None = None) -> Tensor:
-    """The linear combination of the rows."""
-    return torch.mv(basis.t(), coefficients, out=out)
+# These take the basis transposed: for a small model that view takes as long to make as the product, so a step has it.
 
 
-def subtract(vector: Tensor, basis: Tensor, coefficients: Tensor) -> Tensor:
-    """``vector`` less the linear combination of the rows, in place."""
-    return vector.addmv_(basis.t(), coefficients, alpha=-1)
+def combine(columns: Tensor, coefficients: Tensor, out: Tensor | None = None) -> Tensor:
+    """The linear combination of the columns."""
+    return torch.mv(columns, coefficients, out=out)
+
+
+def subtract(vector: Tensor, columns: Tensor, coefficients: Tensor) -> Tensor:
+    """``vector`` less the linear combination of the columns, in place."""
+    return vector.addmv_(columns, coefficients, alpha=-1)
 
 
 def _shaped(piece: Tensor, param: Tensor) -> Tensor:

@@ -163,7 +163,7 @@ def _extract(krylov: lanczos.Krylov, options: Options, space: sp.Space, eps: flo
         eigenvalues[place] = values[which]
         residuals[place] = max(krylov.betas[-1] * abs(vectors[-1, which]), rounding)
         coefficients = torch.as_tensor(vectors[:, which], dtype=krylov.basis.dtype, device=space.device)
-        basis[place] = sp.combine(krylov.basis[:steps], coefficients)
+        basis[place] = sp.combine(krylov.basis[:steps].t(), coefficients)
     resolution = _ROUNDING * rounding
     accepted = np.isin(np.arange(k + ell), list(chosen)) & np.isfinite(residuals)
     if options.accept == "converged":

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, optim
 
+from fosi.momentum import Ema
 from fosi.options import Momentum
 from fosi.torch import bases
 from fosi.torch import space as sp
@@ -23,14 +24,18 @@ class Subspace(NamedTuple):
 
     Attributes:
       basis: V, the rows up to the last that is used.
+      columns: Vᵀ, on the same memory.
+      rows: how many V has.
       used: 1 for each row that is used, 0 for the others; None where all are.
-      newton: α / |λ| for each row that is used, 0 for the others.
+      inverse: 1 / |λ| for each row that is used, 0 for the others.
       lr_scale: factor on the base's learning rate.
     """
 
     basis: Tensor
+    columns: Tensor
+    rows: int
     used: Tensor | None
-    newton: Tensor
+    inverse: Tensor
     lr_scale: float
 
 
@@ -87,7 +92,7 @@ def check_dense(grads: Sequence[Tensor]) -> None:
             )
 
 
-def linear_step(base: optim.Optimizer, present: Parts, subspace: Subspace, work: Workspace) -> None:
+def linear_step(base: optim.Optimizer, present: Parts, subspace: Subspace, work: Workspace, alpha: float) -> None:
     """A base that is linear in the gradients: SGD, with momentum or without. Two reads of V.
 
     §3.4 asks for the same linear combination of past gradients in both parts. With m̄ the base's own combination of the
@@ -111,7 +116,8 @@ def linear_step(base: optim.Optimizer, present: Parts, subspace: Subspace, work:
         else:
             sp.write(present.of(mean.views), buffers)
     inside = _products(subspace, mean.vector, work.space.group)
-    sp.combine(subspace.basis, (rate * scale - subspace.newton) * inside, out=change.vector)
+    along = torch.addcmul(rate * scale * inside, subspace.inverse, inside, value=-alpha)
+    sp.combine(subspace.columns, along, out=change.vector)
     if scale != 1:
         change.vector.add_(mean.vector, alpha=-rate * (scale - 1))
     torch._foreach_add_(present.local_params, present.of(change.views))
@@ -133,6 +139,7 @@ def projected_step(
     present: Parts,
     subspace: Subspace,
     work: Workspace,
+    alpha: float,
     rule: Momentum,
     momentum: Tensor | None,
     count: int,
@@ -146,7 +153,7 @@ def projected_step(
     Returns:
       The next momentum.
     """
-    basis, scale = subspace.basis, subspace.lr_scale
+    scale = subspace.lr_scale
     before, rest, change = work["before"], work["mean"], work["change"]
     params, group = present.local_params, work.space.group
     for buffer in (rest, before):
@@ -154,22 +161,17 @@ def projected_step(
     sp.write(present.of(rest.views), present.local_grads)
     _add_penalty(rest, base, present)
     inside = _products(subspace, rest.vector, group)
-    sp.subtract(rest.vector, basis, inside)
+    sp.subtract(rest.vector, subspace.columns, inside)
     _shrink(base)
     sp.write(present.of(before.views), params)
     with _gradients(present, present.of(rest.views), work.space), bases.without_decay(base):
         base.step()
 
-    if rule is not None:
-        momentum = rule.update(torch.zeros_like(inside) if momentum is None else momentum, inside)
-        inside = rule.read(momentum, inside, count + 1)
+    momentum, inside, factor = _combined(rule, momentum, inside, count + 1)
     torch._foreach_sub_(present.of(before.views), params)  # −d
     along = _products(subspace, before.vector, group)
-    sp.combine(
-        basis,
-        torch.addcmul(along if scale == 1 else scale * along, subspace.newton, inside, value=-1),
-        out=change.vector,
-    )
+    along = torch.addcmul(along if scale == 1 else scale * along, subspace.inverse, inside, value=-alpha * factor)
+    sp.combine(subspace.columns, along, out=change.vector)
     if scale != 1:
         change.vector.add_(before.vector, alpha=1 - scale)
     torch._foreach_add_(params, present.of(change.views))
@@ -190,6 +192,25 @@ def _gradients(present: Parts, others: Sequence[Tensor], space: sp.Space) -> Ite
     finally:
         for p, grad in zip(present.params, present.grads, strict=True):
             p.grad = grad
+
+
+def _combined(
+    rule: Momentum, momentum: Tensor | None, inside: Tensor, count: int
+) -> tuple[Tensor | None, Tensor, float]:
+    """The next momentum, and what the step reads from it: numbers, and a factor on them.
+
+    Written out for torch: with the rules' own operators an average would take four kernels in the place of one.
+    """
+    if rule is None:
+        return momentum, inside, 1.0
+    if momentum is None:
+        momentum = torch.zeros_like(inside)
+    if isinstance(rule, Ema):
+        momentum = torch.lerp(momentum, inside, 1 - rule.decay)
+        return momentum, momentum, rule.read(1.0, 0.0, count)
+    momentum = torch.add(inside, momentum, alpha=rule.decay)
+    ahead = torch.add(inside, momentum, alpha=rule.decay) if rule.nesterov else momentum
+    return momentum, ahead, 1.0
 
 
 def _products(subspace: Subspace, vector: Tensor, group: Any) -> Tensor:
