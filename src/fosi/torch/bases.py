@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -16,6 +15,9 @@ from fosi.options import Momentum
 _log = logging.getLogger("fosi")
 
 DecayKind = Literal["coupled", "decoupled", "unknown"]
+
+# Steps ask again and again for the same ones, and making one is checking it.
+_ema, _trace = functools.lru_cache(Ema), functools.lru_cache(Trace)
 
 
 def check(base: Any) -> None:
@@ -58,7 +60,7 @@ def is_linear(base: optim.Optimizer) -> bool:
 def momentum_rule(base: optim.Optimizer) -> Momentum:
     """The base's own linear combination of gradients, as far as its param_groups tell (§3.4)."""
     rules = [_group_rule(base, group) for group in base.param_groups]
-    if any(rule != rules[0] for rule in rules):
+    if any(rule != rules[0] for rule in rules[1:]):
         raise ValueError(
             f"the base's param_groups have different momentum ({', '.join(map(str, rules))}), and the Newton part "
             "spans them all: name one with momentum=fosi.Trace(decay), fosi.Ema(decay) or None"
@@ -68,16 +70,16 @@ def momentum_rule(base: optim.Optimizer) -> Momentum:
 
 def _group_rule(base: optim.Optimizer, group: dict[str, Any]) -> Momentum:
     if isinstance(base, optim.Muon):  # an average, though it goes by the name of momentum
-        return Ema(float(group["momentum"]))
+        return _ema(float(group["momentum"]))
     if "betas" in group:
-        return Ema(float(group["betas"][0]))
+        return _ema(float(group["betas"][0]))
     if group.get("momentum"):
         if group.get("dampening"):
             raise ValueError(
                 f"dampening={group['dampening']} is supported for SGD with one learning rate and momentum for all "
                 "parameters only; name the Newton part's momentum with momentum=fosi.Trace(decay)"
             )
-        return Trace(float(group["momentum"]), bool(group.get("nesterov", False)))
+        return _trace(float(group["momentum"]), bool(group.get("nesterov", False)))
     return None
 
 
@@ -108,18 +110,16 @@ def strengths(base: optim.Optimizer, kind: DecayKind) -> list[float]:
     ]
 
 
-@contextlib.contextmanager
-def without_decay(base: optim.Optimizer) -> Iterator[None]:
-    """The base with its weight decay taken out, for as long as FOSI applies it."""
-    groups = [g for g in base.param_groups if g.get("weight_decay") and decay_kind(base, g) != "unknown"]
-    kept = [group["weight_decay"] for group in groups]
-    for group in groups:
+def take_decay(base: optim.Optimizer) -> list[tuple[dict[str, Any], Any]]:
+    """Takes the weight decay that FOSI applies out of the base; returns the groups it was in, each with its own."""
+    taken = [
+        (group, group["weight_decay"])
+        for group in base.param_groups
+        if group.get("weight_decay") and decay_kind(base, group) != "unknown"
+    ]
+    for group, _ in taken:
         group["weight_decay"] = 0.0
-    try:
-        yield
-    finally:
-        for group, value in zip(groups, kept, strict=True):
-            group["weight_decay"] = value
+    return taken
 
 
 def parameters(base: optim.Optimizer) -> list[Tensor]:

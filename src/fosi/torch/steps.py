@@ -6,8 +6,7 @@ afterwards, so that the base may be any optimizer, fused ones among them.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -74,7 +73,7 @@ class Parts(NamedTuple):
 def parts(space: sp.Space) -> Parts:
     """The parameters with a gradient. Those without one are left alone, as the base leaves them."""
     params, where = space.params, None
-    grads = [p.grad for p in params if p.grad is not None]
+    grads = [grad for p in params if (grad := p.grad) is not None]
     if len(grads) < len(params):
         if not grads:
             raise RuntimeError("step() found no gradient on any parameter: call loss.backward() before it")
@@ -164,8 +163,7 @@ def projected_step(
     sp.subtract(rest.vector, subspace.columns, inside)
     _shrink(base)
     sp.write(present.of(before.views), params)
-    with _gradients(present, present.of(rest.views), work.space), bases.without_decay(base):
-        base.step()
+    _step_on(base, present, present.of(rest.views), work.space)
 
     momentum, inside, factor = _combined(rule, momentum, inside, count + 1)
     torch._foreach_sub_(present.of(before.views), params)  # −d
@@ -178,20 +176,25 @@ def projected_step(
     return momentum
 
 
-@contextlib.contextmanager
-def _gradients(present: Parts, others: Sequence[Tensor], space: sp.Space) -> Iterator[None]:
-    """Other gradients in the place of the parameters' own, which are not written to and come back whatever happens."""
+def _step_on(base: optim.Optimizer, present: Parts, others: Sequence[Tensor], space: sp.Space) -> None:
+    """The base's step without its weight decay, on other gradients in the place of the parameters' own.
+
+    These are not written to and, as the weight decay, come back whatever happens.
+    """
     if not space.uniform:  # asking .to() for nothing would cost as much as all the rest of this
         others = [other.to(grad.dtype) for other, grad in zip(others, present.grads, strict=True)]
     if space.sharding is not None:
         others = space.sharding.wrap(others, present.params)
+    taken = bases.take_decay(base)
     try:
         for p, other in zip(present.params, others, strict=True):
             p.grad = other
-        yield
+        base.step()
     finally:
         for p, grad in zip(present.params, present.grads, strict=True):
             p.grad = grad
+        for group, decay in taken:
+            group["weight_decay"] = decay
 
 
 def _combined(
