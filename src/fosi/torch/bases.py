@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, optim
@@ -33,7 +33,7 @@ def check(base: Any) -> None:
         raise TypeError(f"base={name} cannot be used: it takes sparse gradients only, and FOSI's are dense")
     for i, group in enumerate(base.param_groups):
         check_group(i, group)
-    if any(strengths(base, "unknown")):
+    if any(group.get("weight_decay") and decay_kind(base, group) == "unknown" for group in base.param_groups):
         _log.warning(
             "FOSI: whether %s decays weights through the gradient or apart from it is not known; inside the subspace "
             "its decay is lost. Use a torch.optim optimizer, or put the penalty into the loss",
@@ -102,24 +102,18 @@ def decay_kind(base: optim.Optimizer, group: dict[str, Any]) -> DecayKind:
     return "coupled" if type(base).__module__.startswith("torch.optim") else "unknown"
 
 
-def strengths(base: optim.Optimizer, kind: DecayKind) -> list[float]:
-    """The weight decay of each group where it is of this kind, else zero."""
-    return [
-        float(group["weight_decay"]) if group.get("weight_decay") and decay_kind(base, group) == kind else 0.0
-        for group in base.param_groups
-    ]
+class Decay(NamedTuple):
+    """The weight decay of a group, of a kind that FOSI can apply in the base's place."""
+
+    group: dict[str, Any]
+    strength: Any
+    kind: DecayKind
 
 
-def take_decay(base: optim.Optimizer) -> list[tuple[dict[str, Any], Any]]:
-    """Takes the weight decay that FOSI applies out of the base; returns the groups it was in, each with its own."""
-    taken = [
-        (group, group["weight_decay"])
-        for group in base.param_groups
-        if group.get("weight_decay") and decay_kind(base, group) != "unknown"
-    ]
-    for group, _ in taken:
-        group["weight_decay"] = 0.0
-    return taken
+def decays(base: optim.Optimizer) -> list[Decay]:
+    """Those of all groups that have one."""
+    found = [Decay(g, g["weight_decay"], decay_kind(base, g)) for g in base.param_groups if g.get("weight_decay")]
+    return [decay for decay in found if decay.kind != "unknown"]
 
 
 def parameters(base: optim.Optimizer) -> list[Tensor]:

@@ -169,8 +169,8 @@ class FOSI(Around):
 
     def _penalties(self) -> list[float] | None:
         """The curvature of the base's own L2 penalty, which the closure's loss does not have."""
-        by_group = bases.strengths(self.base, "coupled")
-        each = [w for w, group in zip(by_group, self.param_groups, strict=True) for _ in group["params"]]
+        by_group = {id(d.group): float(d.strength) for d in bases.decays(self.base) if d.kind == "coupled"}
+        each = [by_group.get(id(group), 0.0) for group in self.param_groups for _ in group["params"]]
         return each if any(each) else None
 
     @torch.no_grad()

@@ -106,7 +106,7 @@ def linear_step(base: optim.Optimizer, present: Parts, subspace: Subspace, work:
     ahead = not beta or group["nesterov"]
     if ahead:  # what is needed of the gradient and the penalty is needed before the step
         sp.write(present.of(mean.views), present.local_grads)
-        _add_penalty(mean, base, present)
+        _add_penalty(mean, bases.decays(base), present)
     base.step()
     if beta:
         buffers = work.space.local([base.state[p]["momentum_buffer"] for p in present.params])
@@ -154,16 +154,16 @@ def projected_step(
     """
     scale = subspace.lr_scale
     before, rest, change = work["before"], work["mean"], work["change"]
-    params, group = present.local_params, work.space.group
+    params, group, decays = present.local_params, work.space.group, bases.decays(base)
     for buffer in (rest, before):
         _clear_absent(buffer, present)
     sp.write(present.of(rest.views), present.local_grads)
-    _add_penalty(rest, base, present)
+    _add_penalty(rest, decays, present)
     inside = _products(subspace, rest.vector, group)
     sp.subtract(rest.vector, subspace.columns, inside)
-    _shrink(base)
+    _shrink(decays)
     sp.write(present.of(before.views), params)
-    _step_on(base, present, present.of(rest.views), work.space)
+    _step_on(base, present, present.of(rest.views), decays, work.space)
 
     momentum, inside, factor = _combined(rule, momentum, inside, count + 1)
     torch._foreach_sub_(present.of(before.views), params)  # −d
@@ -176,7 +176,9 @@ def projected_step(
     return momentum
 
 
-def _step_on(base: optim.Optimizer, present: Parts, others: Sequence[Tensor], space: sp.Space) -> None:
+def _step_on(
+    base: optim.Optimizer, present: Parts, others: Sequence[Tensor], decays: list[bases.Decay], space: sp.Space
+) -> None:
     """The base's step without its weight decay, on other gradients in the place of the parameters' own.
 
     These are not written to and, as the weight decay, come back whatever happens.
@@ -185,16 +187,17 @@ def _step_on(base: optim.Optimizer, present: Parts, others: Sequence[Tensor], sp
         others = [other.to(grad.dtype) for other, grad in zip(others, present.grads, strict=True)]
     if space.sharding is not None:
         others = space.sharding.wrap(others, present.params)
-    taken = bases.take_decay(base)
     try:
+        for decay in decays:
+            decay.group["weight_decay"] = 0.0
         for p, other in zip(present.params, others, strict=True):
             p.grad = other
         base.step()
     finally:
         for p, grad in zip(present.params, present.grads, strict=True):
             p.grad = grad
-        for group, decay in taken:
-            group["weight_decay"] = decay
+        for decay in decays:
+            decay.group["weight_decay"] = decay.strength
 
 
 def _combined(
@@ -228,25 +231,22 @@ def _clear_absent(buffer: sp.Buffer, present: Parts) -> None:
         buffer.vector.zero_()
 
 
-def _add_penalty(gradient: sp.Buffer, base: optim.Optimizer, present: Parts) -> None:
+def _add_penalty(gradient: sp.Buffer, decays: list[bases.Decay], present: Parts) -> None:
     """The gradient of the base's L2 penalty, ½ w ‖θ‖² in each group."""
-    by_group = bases.strengths(base, "coupled")
-    if not any(by_group):
+    coupled = [decay for decay in decays if decay.kind == "coupled"]
+    if not coupled:
         return
     pairs = zip(present.of(gradient.views), present.local_params, strict=True)
     by_param = dict(zip(map(id, present.params), pairs, strict=True))
-    for strength, group in zip(by_group, base.param_groups, strict=True):
-        here = [by_param[id(p)] for p in group["params"] if id(p) in by_param]
-        if strength and here:
-            views, params = zip(*here, strict=True)
-            torch._foreach_add_(views, params, alpha=strength)
-
-
-def _shrink(base: optim.Optimizer) -> None:
-    """Decoupled weight decay, θ ← (1 − lr w) θ, before the step as in the base."""
-    for strength, group in zip(bases.strengths(base, "decoupled"), base.param_groups, strict=True):
-        if not strength:
-            continue
-        here = [p for p in group["params"] if p.grad is not None]
+    for decay in coupled:
+        here = [by_param[id(p)] for p in decay.group["params"] if id(p) in by_param]
         if here:
-            torch._foreach_mul_(here, 1 - bases.number(group["lr"]) * strength)
+            views, params = zip(*here, strict=True)
+            torch._foreach_add_(views, params, alpha=float(decay.strength))
+
+
+def _shrink(decays: list[bases.Decay]) -> None:
+    """Decoupled weight decay, θ ← (1 − lr w) θ, before the step as in the base."""
+    for group, strength, kind in decays:
+        if kind == "decoupled" and (here := [p for p in group["params"] if p.grad is not None]):
+            torch._foreach_mul_(here, 1 - bases.number(group["lr"]) * float(strength))
