@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from fosi.torch import FOSI
 from tests.torch.training import assert_same_bits, batch, differs, loss_of, network, train, values
@@ -117,6 +118,24 @@ def test_step_hooks_run_once_a_step(base):
     train(model, opt, range(3))
     once = [("ours", "before", True), ("base", "before", True), ("base", "after", True), ("ours", "after", True)]
     assert seen == 3 * once
+
+
+def test_hooks_on_all_optimizers_and_profilers_see_the_step():
+    model, opt = build()
+    seen = []
+    before = register_optimizer_step_pre_hook(lambda o, args, kwargs: seen.append((type(o).__name__, "before")))
+    after = register_optimizer_step_post_hook(lambda o, args, kwargs: seen.append((type(o).__name__, "after")))
+    try:
+        train(model, opt, range(1))
+    finally:
+        before.remove()
+        after.remove()
+    base = type(opt.base).__name__
+    assert seen == [("FOSI", "before"), (base, "before"), (base, "after"), ("FOSI", "after")]
+    with torch.autograd.profiler.profile() as profile:
+        train(model, opt, range(1, 2))
+    marks = [event.name for event in profile.function_events if event.name.startswith("Optimizer.step#")]
+    assert sorted(marks) == sorted(f"Optimizer.step#{name}.step" for name in ("FOSI", base))
 
 
 def test_zero_grad():
