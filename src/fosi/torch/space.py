@@ -77,7 +77,8 @@ class Space:
     def buffer(self, dtype: torch.dtype | None = None) -> Buffer:
         """Zeros, as a flat vector and as views."""
         vector = torch.zeros(self.size, dtype=dtype or self.dtype, device=self.device)
-        return Buffer(vector, self.views(vector))
+        # By .data they are views of memory alone: what autograd knows as one takes longer in every operation.
+        return Buffer(vector, [view.data for view in self.views(vector)])
 
     def anywhere(self, tensors: list[Tensor]) -> bool:
         """Whether tensors like the parameters hold anything but zeros, here or in another process."""
@@ -135,14 +136,19 @@ def norm(vector: Tensor, group: Any = None) -> Tensor:
 # These take the basis transposed: for a small model that view takes as long to make as the product, so a step has it.
 
 
-def combine(columns: Tensor, coefficients: Tensor, out: Tensor | None = None) -> Tensor:
+def combine(columns: Tensor, coefficients: Tensor) -> Tensor:
     """The linear combination of the columns."""
-    return torch.mv(columns, coefficients, out=out)
+    return torch.mv(columns, coefficients)
 
 
 def subtract(vector: Tensor, columns: Tensor, coefficients: Tensor) -> Tensor:
     """``vector`` less the linear combination of the columns, in place."""
     return vector.addmv_(columns, coefficients, alpha=-1)
+
+
+def add_to_multiple(factor: float, vector: Tensor, columns: Tensor, coefficients: Tensor) -> Tensor:
+    """``factor`` times ``vector`` plus the linear combination of the columns, in place. By 0 it is not even read."""
+    return vector.addmv_(columns, coefficients, beta=factor)
 
 
 def _shaped(piece: Tensor, param: Tensor) -> Tensor:

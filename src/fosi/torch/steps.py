@@ -101,7 +101,7 @@ def linear_step(base: optim.Optimizer, present: Parts, subspace: Subspace, work:
     """
     group = base.param_groups[0]
     beta, rate, scale = float(group["momentum"]), bases.number(group["lr"]), subspace.lr_scale
-    mean, change = work["mean"], work["change"]
+    mean = work["mean"]
     _clear_absent(mean, present)
     ahead = not beta or group["nesterov"]
     if ahead:  # what is needed of the gradient and the penalty is needed before the step
@@ -116,10 +116,8 @@ def linear_step(base: optim.Optimizer, present: Parts, subspace: Subspace, work:
             sp.write(present.of(mean.views), buffers)
     inside = _products(subspace, mean.vector, work.space.group)
     along = torch.addcmul(rate * scale * inside, subspace.inverse, inside, value=-alpha)
-    sp.combine(subspace.columns, along, out=change.vector)
-    if scale != 1:
-        change.vector.add_(mean.vector, alpha=-rate * (scale - 1))
-    torch._foreach_add_(present.local_params, present.of(change.views))
+    sp.add_to_multiple(rate * (1 - scale), mean.vector, subspace.columns, along)
+    torch._foreach_add_(present.local_params, present.of(mean.views))
 
 
 def momentum_inside(base: optim.Optimizer, subspace: Subspace, work: Workspace) -> Tensor:
@@ -153,7 +151,7 @@ def projected_step(
       The next momentum.
     """
     scale = subspace.lr_scale
-    before, rest, change = work["before"], work["mean"], work["change"]
+    before, rest = work["before"], work["mean"]
     params, group, decays = present.local_params, work.space.group, bases.decays(base)
     for buffer in (rest, before):
         _clear_absent(buffer, present)
@@ -169,10 +167,8 @@ def projected_step(
     torch._foreach_sub_(present.of(before.views), params)  # −d
     along = _products(subspace, before.vector, group)
     along = torch.addcmul(along if scale == 1 else scale * along, subspace.inverse, inside, value=-alpha * factor)
-    sp.combine(subspace.columns, along, out=change.vector)
-    if scale != 1:
-        change.vector.add_(before.vector, alpha=1 - scale)
-    torch._foreach_add_(params, present.of(change.views))
+    sp.add_to_multiple(1 - scale, before.vector, subspace.columns, along)
+    torch._foreach_add_(params, present.of(before.views))
     return momentum
 
 
