@@ -81,8 +81,22 @@ BREAKS = (
     Break(
         "projection: the base sees the whole gradient",
         "torch/steps.py",
-        "    sp.subtract(rest.vector, basis, inside)\n",
+        "    sp.subtract(rest.vector, subspace.columns, inside)\n",
         "",
+        TORCH,
+    ),
+    Break(
+        "projection: the base's step keeps its part in V",
+        "torch/steps.py",
+        "torch.addcmul(along if scale == 1 else scale * along, subspace.inverse",
+        "torch.addcmul(torch.zeros_like(along), subspace.inverse",
+        TORCH,
+    ),
+    Break(
+        "projection: the same, SGD",
+        "torch/steps.py",
+        "torch.addcmul(rate * scale * inside, subspace.inverse",
+        "torch.addcmul(torch.zeros_like(inside), subspace.inverse",
         TORCH,
     ),
     Break(
