@@ -1,0 +1,53 @@
+"""LR: softmax regression on MNIST, 7,850 parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from fosi.experiments.data import mnist
+from fosi.experiments.tasks.task import Problem, Task, cross_entropy, epochs, mean_over, rows, split_model
+
+BATCH_SIZE = 1024
+
+
+def build(data_dir: Path | None, download: bool, seed: int, tiny: bool) -> Problem:
+    """Pixels in [0, 1], one layer."""
+    if tiny:
+        rng = np.random.default_rng(0)
+        images = rng.integers(0, 256, (320, 28, 28), dtype=np.uint8)
+        labels = images.reshape(320, -1)[:, :80].reshape(320, 10, 8).mean(-1).argmax(-1).astype(np.uint8)
+        train, validation, size = (images[:256], labels[:256]), (images[256:], labels[256:]), 64
+    else:
+        found = mnist.load(data_dir, download)
+        train, validation, size = found[:2], found[2:], BATCH_SIZE
+    graph, params, state = split_model(nnx.Linear(28 * 28, 10, rngs=nnx.Rngs(seed)))
+
+    def logits(params: Any, state: Any, images: jax.Array) -> jax.Array:
+        pixels = images.reshape(len(images), -1).astype(jnp.float32) / 255
+        out: jax.Array = nnx.merge(graph, params, state)(pixels)
+        return out
+
+    def loss(params: Any, state: Any, batch: Any) -> tuple[jax.Array, Any]:
+        return cross_entropy(logits(params, state, batch[0]), batch[1]), state
+
+    def correct(params: Any, state: Any, batch: Any) -> jax.Array:
+        return jnp.argmax(logits(params, state, batch[0]), -1) == batch[1]
+
+    return Problem(
+        params,
+        state,
+        loss,
+        jax.device_put(train),
+        rows,
+        epochs(len(train[0]), size),
+        mean_over(correct, jax.device_put(validation), 2000),
+    )
+
+
+TASK = Task("lr", "LR: softmax regression, MNIST", "accuracy", build, rounds=100, batch_size=BATCH_SIZE)

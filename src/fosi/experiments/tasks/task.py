@@ -1,0 +1,130 @@
+"""What a training task is: a model, a loss, data on the device, a metric, and the paper's settings for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+Params = Any
+State = Any
+Batch = Any
+
+
+class Problem(NamedTuple):
+    """A task ready to be trained.
+
+    Attributes:
+      params: what is trained.
+      state: what else training changes: BatchNorm's statistics. Empty where there are none.
+      loss: loss(params, state, batch) -> (mean loss of the batch, the next state), as in training.
+      data: the training data, on the device.
+      batch: batch(data, indices) -> what ``loss`` takes.
+      order: order(key) -> the indices of one round, (steps, batch size): an epoch in an order of its own.
+      validate: validate(params, state) -> the metric on the validation data.
+    """
+
+    params: Params
+    state: State
+    loss: Callable[[Params, State, Batch], tuple[jax.Array, State]]
+    data: Any
+    batch: Callable[[Any, jax.Array], Batch]
+    order: Callable[[jax.Array], jax.Array]
+    validate: Callable[[Params, State], jax.Array]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task and what the paper sets for it (its §4 and appendix).
+
+    Attributes:
+      name: as on the command line.
+      title: for tables and figures.
+      metric: ``"accuracy"`` (higher is better) or ``"loss"``.
+      build: build(data_dir, download, seed, tiny) -> Problem.
+      rounds: how many rounds (epochs) of training.
+      batch_size: examples in a batch.
+      warmup_rounds: rounds before the first estimate; None for as many steps as lie between two.
+      heavy_ball_rate: the best of 0.1, 0.01 and 0.001, as published.
+      max_lr_scale: c of FOSI-Heavy-Ball.
+      clip: bound on every entry of the gradient, before any optimizer sees it; None for none.
+      extra: further settings that a results file should name.
+    """
+
+    name: str
+    title: str
+    metric: str
+    build: Callable[[Path | None, bool, int, bool], Problem]
+    rounds: int
+    batch_size: int
+    warmup_rounds: int | None = 1
+    heavy_ball_rate: float = 0.1
+    max_lr_scale: float = 3.0
+    clip: float | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sign(self) -> int:
+        """+1 where a higher metric is better, −1 where a lower one is."""
+        return 1 if self.metric == "accuracy" else -1
+
+
+def split_model(model: nnx.Module) -> tuple[Any, Params, State]:
+    """Returns the model without its arrays, its parameters and its other state."""
+    graph, *states = nnx.split(model, nnx.Param, ...)
+    params, state = states
+    return graph, params, state
+
+
+def epochs(examples: int, batch_size: int) -> Callable[[jax.Array], jax.Array]:
+    """Returns the order of an epoch: all examples once, shuffled; what does not fill a batch is left out."""
+    if examples < batch_size:
+        raise ValueError(f"batch_size is {batch_size}, but there are only {examples} examples")
+    steps = examples // batch_size
+
+    def order(key: jax.Array) -> jax.Array:
+        return jax.random.permutation(key, examples)[: steps * batch_size].reshape(steps, batch_size)
+
+    return order
+
+
+def rows(data: Any, indices: jax.Array) -> Batch:
+    """The examples with these indices."""
+    return jax.tree.map(lambda x: x[indices], data)
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The mean over all labels."""
+    shifted = jax.nn.log_softmax(logits.astype(jnp.float32))
+    return -jnp.mean(jnp.take_along_axis(shifted, labels[..., None].astype(jnp.int32), axis=-1))
+
+
+def mean_over(
+    measure: Callable[[Params, State, Batch], jax.Array], data: Any, batch_size: int
+) -> Callable[[Params, State], jax.Array]:
+    """Returns a metric over a whole dataset, as the mean over its examples, a batch at a time.
+
+    ``measure`` gives one number for each example of a batch.
+    """
+    examples = len(jax.tree.leaves(data)[0])
+    size = min(batch_size, examples)
+    steps = -(-examples // size)
+    # The last batch is filled up with examples that do not count.
+    indices = jnp.minimum(jnp.arange(steps * size), examples - 1).reshape(steps, size)
+    counts = (jnp.arange(steps * size) < examples).reshape(steps, size)
+
+    @jax.jit
+    def validate(params: Params, state: State, data: Any) -> jax.Array:
+        def add(total: jax.Array, chosen: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            which, count = chosen
+            return total + jnp.sum(jnp.where(count, measure(params, state, rows(data, which)), 0)), None
+
+        total, _ = jax.lax.scan(add, jnp.zeros((), jnp.float32), (indices, counts))
+        return total / examples
+
+    return lambda params, state: validate(params, state, data)
