@@ -121,7 +121,8 @@ def plot(ax: Axes, lines: Iterable[Record]) -> None:
     """Draws f over the iterations, a line for each optimizer."""
     for (name,), line in group(lines, "optimizer").items():
         points = [r["iteration"] for r in line], [number(r["value"]) for r in line]
-        ax.plot(*points, **figures.look(name, len(line)))
+        # Thin: momentum oscillates, and thick lines would run together.
+        ax.plot(*points, **figures.look(name, len(line)) | {"linewidth": 1.1})
     ax.set_yscale("log")
 
 
