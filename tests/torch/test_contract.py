@@ -1,6 +1,7 @@
 """FOSI as a torch optimizer: schedulers, hooks, clipping, accumulation and scaling, and when a refresh happens."""
 
 import copy
+import dataclasses
 import gc
 import inspect
 import math
@@ -14,6 +15,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+import fosi
 from fosi.torch import FOSI
 from tests.torch.training import assert_same_bits, batch, differs, loss_of, network, train, values
 
@@ -502,3 +504,38 @@ def refresh_again_and_again():
     assert tensors_alive() == alive
     assert resident_megabytes() - used < 20
     return [weakref.ref(p) for p in model.parameters()]
+
+
+def test_hook_that_a_closure_registers_is_called_for_its_step():
+    model, opt = build()
+    seen = []
+
+    def closure():
+        opt.zero_grad()
+        loss = loss_of(model, batch(0))()
+        loss.backward()
+        opt.register_step_post_hook(lambda o, args, kwargs: seen.append(o))
+        return loss
+
+    opt.step(closure)
+    assert seen == [opt]
+
+
+def test_momentum_of_a_users_own_making_is_asked():
+    @dataclasses.dataclass(frozen=True)
+    class Damped(fosi.Trace):
+        def update(self, momentum, value):
+            return 0.1 * value + self.decay * momentum
+
+    ends = []
+    for rule in (fosi.Trace(0.9), Damped(0.9)):
+        model, opt = build(momentum=rule, warmup=0, alpha=0.1)
+        train(model, opt, range(4))
+        ends.append(values(model))
+    assert differs(*ends)
+
+
+def test_alpha_may_be_a_tensor():
+    for alpha in (torch.tensor(0.1), torch.tensor([0.1])):
+        model, opt = build(alpha=alpha, warmup=0)
+        train(model, opt, range(2))

@@ -158,3 +158,10 @@ def _unit(params):
     sizes = [p.numel() for p in params]
     for row in torch.eye(sum(sizes), dtype=torch.float64):
         yield [piece.view_as(p) for piece, p in zip(row.split(sizes), params, strict=True)]
+
+
+@pytest.mark.parametrize("bias", [torch.zeros(1), torch.zeros(4, dtype=torch.float64)])
+def test_bias_that_torch_refuses_is_refused_in_a_refresh_too(bias):
+    x, w = torch.randn(1, 4, 5, 5), nn.Parameter(torch.randn(4, 2, 3, 3))
+    with pytest.raises(RuntimeError), Isolation([w]):
+        torch.conv2d(x, w, bias, groups=2)

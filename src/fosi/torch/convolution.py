@@ -97,7 +97,7 @@ def _straight(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    if isinstance(padding, str) or not _plain(input, weight, groups):
+    if isinstance(padding, str) or not _plain(input, weight, groups) or not _fits(bias, weight, weight.shape[0]):
         return None
     dims = weight.ndim - 2
     form = _Form(_each(stride, dims), _each(padding, dims), _each(dilation, dims), False, [0] * dims, groups)
@@ -114,7 +114,7 @@ def _transposed(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Tensor | None:
-    if not _plain(input, weight, groups):
+    if not _plain(input, weight, groups) or not _fits(bias, weight, groups * weight.shape[1]):
         return None
     dims = weight.ndim - 2
     out = _each(output_padding, dims)
@@ -152,6 +152,11 @@ def transformed(*tensors: Tensor | None) -> bool:
     functorch = torch._C._functorch
     batched = any(t is not None and functorch.is_legacy_batchedtensor(t) for t in tensors)
     return batched or functorch.maybe_current_level() is not None
+
+
+def _fits(bias: Tensor | None, weight: Tensor, outputs: int) -> bool:
+    """Whether torch would take this bias; it says what is wrong with another one."""
+    return bias is None or (bias.shape == (outputs,) and bias.dtype == weight.dtype)
 
 
 def _with_bias(y: Tensor, bias: Tensor | None) -> Tensor:

@@ -236,7 +236,7 @@ class FOSI(Around):
             self.base.step()
         else:
             alpha = self.options.alpha
-            alpha = float(alpha(self._count)) if callable(alpha) else alpha
+            alpha = float(alpha(self._count) if callable(alpha) else alpha)
             # Once the Newton part has a momentum of its own, the base's lacks that part: there is no way back.
             if bases.is_linear(self.base) and self.options.momentum == "auto" and self._momentum is None:
                 steps.linear_step(self.base, present, self._subspace, self._work, alpha)

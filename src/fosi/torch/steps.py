@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, optim
 
-from fosi.momentum import Ema
+from fosi.momentum import Ema, Trace
 from fosi.options import Momentum
 from fosi.torch import bases
 from fosi.torch import space as sp
@@ -207,6 +207,9 @@ def _combined(
         return momentum, inside, 1.0
     if momentum is None:
         momentum = torch.zeros_like(inside)
+    if type(rule) not in (Ema, Trace):  # of the user's own making
+        momentum = rule.update(momentum, inside)
+        return momentum, rule.read(momentum, inside, count), 1.0
     if isinstance(rule, Ema):
         momentum = torch.lerp(momentum, inside, 1 - rule.decay)
         return momentum, momentum, rule.read(1.0, 0.0, count)

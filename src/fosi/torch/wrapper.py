@@ -7,8 +7,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import optim
-from torch._C._autograd import _profiler_enabled
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+try:
+    from torch._C._autograd import _profiler_enabled
+    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+except ImportError:  # private names: without them every step is taken as a watched one
+    _CAN_TELL = False
+else:
+    _CAN_TELL = True
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -41,9 +47,12 @@ class Around(optim.Optimizer):
     def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
         """What torch puts around ``step()``, hooks and a mark for profilers, where there is one to call or to mark for.
 
-        It takes as long as two products of a small basis, and the base's step inside has it as well.
+        It takes as long as two products of a small basis, and the base's step inside has it as well. An observer other
+        than this thread's profiler sees the base's mark alone.
         """
         watched = optim.Optimizer.profile_hook_step(func)
+        if not _CAN_TELL:
+            return watched
 
         @functools.wraps(func)
         def step(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -54,7 +63,14 @@ class Around(optim.Optimizer):
                 or _global_optimizer_post_hooks
                 or _profiler_enabled()
             )
-            return func(self, *args, **kwargs) if idle else watched(self, *args, **kwargs)
+            if not idle:
+                return watched(self, *args, **kwargs)
+            out = func(self, *args, **kwargs)
+            # A hook may have come meanwhile, from a closure.
+            for hooks in (self._optimizer_step_post_hooks, _global_optimizer_post_hooks):
+                for hook in list(hooks.values()):
+                    hook(self, args, kwargs)
+            return out
 
         return step
 
