@@ -20,9 +20,9 @@ def build(data_dir: Path | None, download: bool, seed: int, tiny: bool) -> Probl
     """Pixels in [0, 1], one layer."""
     if tiny:
         rng = np.random.default_rng(0)
-        images = rng.integers(0, 256, (320, 28, 28), dtype=np.uint8)
-        labels = images.reshape(320, -1)[:, :80].reshape(320, 10, 8).mean(-1).argmax(-1).astype(np.uint8)
-        train, validation, size = (images[:256], labels[:256]), (images[256:], labels[256:]), 64
+        images = rng.integers(0, 256, (384, 28, 28), dtype=np.uint8)
+        labels = images.reshape(384, -1)[:, :80].reshape(384, 10, 8).mean(-1).argmax(-1).astype(np.uint8)
+        train, validation, size = (images[:320], labels[:320]), (images[320:], labels[320:]), 64
     else:
         found = mnist.load(data_dir, download)
         train, validation, size = found[:2], found[2:], BATCH_SIZE

@@ -13,7 +13,8 @@ from fosi.experiments.tasks.task import Task
 from fosi.jax import Fosi, fosi_adam, fosi_adamw, fosi_sgd
 
 BASES = ("gd", "heavy-ball", "nesterov", "adam", "adamw")
-NAMES = (*BASES, *(f"fosi-{base}" for base in BASES))
+SECOND_ORDER = ("kfac", "lbfgs")
+NAMES = (*BASES, *(f"fosi-{base}" for base in BASES), *SECOND_ORDER)
 ADAM_RATE = 1e-3
 MOMENTUM = 0.9
 
@@ -24,20 +25,17 @@ class Built:
 
     Attributes:
       name: one of ``NAMES``.
-      rate: the base's learning rate.
+      rate: the base's learning rate; 1 where a line search finds it.
       transform: what makes updates of gradients, clipping included.
       fosi: the FOSI inside it, which knows when a refresh is due; None for a base alone.
+      searches: whether ``update`` wants the loss too, as a function, for a line search.
     """
 
     name: str
     rate: float
     transform: optax.GradientTransformationExtraArgs
-    fosi: Fosi | None
-
-    @property
-    def base(self) -> str:
-        """The base optimizer's name."""
-        return self.name.removeprefix("fosi-")
+    fosi: Fosi | None = None
+    searches: bool = False
 
 
 def build(
@@ -56,14 +54,21 @@ def build(
       loss: loss(params, batch) -> (scalar, aux), for FOSI's estimates.
       steps_a_round: in which the warm-up is counted.
       rate_factor: multiplies the rate; the control is the base alone at three times its rate.
-      **options: FOSI's settings in the place of the paper's.
+      **options: FOSI's settings in the place of the paper's; those of ``optax.lbfgs``.
     """
     if name not in NAMES:
         raise ValueError(f"optimizer is {name!r}; give one of {', '.join(NAMES)}")
+    if name == "lbfgs":
+        if rate_factor != 1:
+            raise ValueError(f"rate_factor is {rate_factor:g}, but lbfgs finds its rate by a line search: give 1")
+        # Not clipped: pairs of steps and clipped gradients say nothing of the curvature.
+        return Built(name, 1.0, optax.lbfgs(**{"memory_size": 10, **options}), searches=True)
     base = name.removeprefix("fosi-")
     rate = rate_factor * (ADAM_RATE if base.startswith("adam") else task.heavy_ball_rate)
     fosi = None
     if name == base:
+        if options:
+            raise ValueError(f"{', '.join(options)} given, which are settings of FOSI; {name} has none")
         made = _base(base, rate)
     else:
         cap = {} if base.startswith("adam") else {"max_lr_scale": task.max_lr_scale}

@@ -1,0 +1,74 @@
+"""What trains: an optimizer on a problem, compiled, in one framework or the other. The loop and the clock drive it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from fosi.schedule import Schedule
+
+Run = Any
+"""All that a training changes: parameters, the model's state, the optimizer's. Its form is the engine's own."""
+
+
+class Estimate(NamedTuple):
+    """What FOSI works with at the moment.
+
+    Attributes:
+      lr_scale: its factor on the base's rate; 1 for a base.
+      eigenvalues: of the pairs in use.
+    """
+
+    lr_scale: float = 1.0
+    eigenvalues: tuple[float, ...] = ()
+
+
+class Engine(Protocol):
+    """Trains one problem with one optimizer. What ``advance`` and ``refresh`` return is computed, not under way.
+
+    Attributes:
+      backend: ``"jax"`` or ``"torch"``.
+      rate: the base's learning rate.
+      steps_a_round: steps in an epoch, or between two evaluations.
+      schedule: when estimates are due; None where there are none.
+    """
+
+    backend: str
+    rate: float
+    steps_a_round: int
+    schedule: Schedule | None
+
+    def compile(self) -> None:
+        """Compiles all that runs on the clock, and changes no run."""
+
+    def start(self) -> Run:
+        """The run before its first step."""
+
+    def order(self, index: int) -> Any:
+        """The batches of a round, on the device: the same whenever it is asked for."""
+
+    def advance(self, run: Run, order: Any, start: int, stop: int) -> tuple[Run, float]:
+        """Takes the steps of the round from ``start`` up to ``stop``; returns the run and the sum of their losses.
+
+        The run that is passed in may be written over.
+        """
+
+    def refresh(self, run: Run, order: Any, index: int) -> Run:
+        """Estimates anew before step ``index`` of the round."""
+
+    def validate(self, run: Run) -> float:
+        """The metric on the validation data."""
+
+    def estimate(self, run: Run) -> Estimate:
+        """What FOSI works with."""
+
+    def gradient_seconds(self) -> float:
+        """How long one gradient of a batch takes, nothing else."""
+
+    def peak_memory(self) -> int | None:
+        """The most bytes that the process has held on the device; None where nobody counts them."""
+
+    def dump(self, run: Run) -> bytes:
+        """The run as bytes, for a checkpoint."""
+
+    def load(self, raw: bytes) -> Run:
+        """The run of such bytes."""

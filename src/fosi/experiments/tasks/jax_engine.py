@@ -1,0 +1,227 @@
+"""Optax optimizers on a problem in JAX: steps compiled into one loop, estimates between them."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fosi.experiments.tasks import optimizers
+from fosi.experiments.tasks.engine import Estimate
+from fosi.experiments.tasks.task import Problem, Task
+from fosi.jax import Batches, FosiState
+
+Curvature = Callable[[jax.Array, jax.Array, int], list[jax.Array]]
+"""curvature(first, order, index) -> the examples of each batch that an estimate before step ``index`` of the round
+``order`` is made on; ``first`` is the order of the first round."""
+
+CURVATURES: dict[str, Curvature] = {
+    "fixed": lambda first, order, index: [first[0]],
+    "current": lambda first, order, index: [order[index]],
+    "larger": lambda first, order, index: [first[:4].reshape(-1)],
+    "average": lambda first, order, index: [order[(index + ahead) % len(order)] for ahead in range(4)],
+}
+"""One batch for all estimates, as in the paper; the one about to be trained on; one for all of four times the size; the
+mean over the one about to be trained on and the three after it."""
+
+
+class JaxRun(NamedTuple):
+    """Arrays on the device."""
+
+    params: Any
+    state: Any
+    opt_state: Any
+
+
+class JaxEngine:
+    """Trains one problem with one optimizer of ``optimizers.NAMES``; see ``Engine``."""
+
+    backend = "jax"
+
+    def __init__(
+        self,
+        task: Task,
+        problem: Problem,
+        name: str,
+        seed: int,
+        rate_factor: float = 1.0,
+        curvature: str = "fixed",
+        **options: Any,
+    ) -> None:
+        """Builds the optimizer and compiles nothing yet.
+
+        Args:
+          task: which.
+          problem: the task, built.
+          name: of the optimizer.
+          seed: of the order of the batches.
+          rate_factor: multiplies the base's learning rate.
+          curvature: what estimates are made on, one of ``CURVATURES``.
+          **options: FOSI's settings in the place of the paper's.
+        """
+        if curvature not in CURVATURES:
+            raise ValueError(f"curvature is {curvature!r}; give one of {', '.join(CURVATURES)}")
+        self.problem = problem
+        self.key = jax.random.key(seed)
+        self.first = self.order(0)
+        self.steps_a_round = len(self.first)
+        self._curvature = CURVATURES[curvature]
+        self.built = optimizers.build(name, task, self._loss, self.steps_a_round, rate_factor, **options)
+        self.rate = self.built.rate
+        fosi = self.built.fosi
+        self.schedule = None if fosi is None else fosi.schedule(problem.params)
+        # XLA leaves convolutions inside a loop unoptimised on a CPU; on a GPU the loop saves the host's time a step.
+        self.looped = jax.default_backend() != "cpu"
+        self._steps = jax.jit(self._many if self.looped else self._one, donate_argnums=(0, 1))
+
+    def compile(self) -> None:
+        """Compiles all that runs on the clock, on copies."""
+        run = self.start()
+        if self.built.fosi is not None:
+            run = self.refresh(run, self.first, 0)
+        run, _ = self.advance(run, self.first, 0, min(2, self.steps_a_round))
+        self.validate(run)
+
+    def start(self) -> JaxRun:
+        """The run before its first step."""
+        params = jax.tree.map(jnp.copy, self.problem.params)  # steps write over theirs
+        state = jax.tree.map(jnp.copy, self.problem.state)
+        # Copied too: optax.lbfgs has one array twice in its state, which cannot be given away twice.
+        opt_state = jax.tree.map(jnp.copy, self.built.transform.init(params))
+        return JaxRun(params, state, opt_state)
+
+    def order(self, index: int) -> jax.Array:
+        """The batches of a round."""
+        return jax.block_until_ready(self.problem.order(jax.random.fold_in(self.key, index)))
+
+    def advance(self, run: JaxRun, order: jax.Array, start: int, stop: int) -> tuple[JaxRun, float]:
+        """Takes the steps of the round from ``start`` up to ``stop``; the sum of their losses."""
+        total = jnp.zeros(())
+        if self.looped:
+            run, total = self._steps(run, total, self.problem.data, order, start, stop)
+        else:
+            for index in range(start, stop):
+                run, total = self._steps(run, total, self.problem.data, order[index])
+        # The sum comes out of the same program as the run: where it is there, the run is.
+        return run, float(total)
+
+    def refresh(self, run: JaxRun, order: jax.Array, index: int) -> JaxRun:
+        """Estimates anew before step ``index`` of the round."""
+        assert self.built.fosi is not None
+        chosen = self._curvature(self.first, order, index)
+        batches = [(run.state, self.problem.batch(self.problem.data, indices)) for indices in chosen]
+        batch = batches[0] if len(batches) == 1 else Batches(batches)
+        opt_state = self.built.fosi.refresh(run.opt_state, run.params, batch=batch)
+        return run._replace(opt_state=jax.block_until_ready(opt_state))
+
+    def validate(self, run: JaxRun) -> float:
+        """The metric on the validation data."""
+        return float(self.problem.validate(run.params, run.state))
+
+    def estimate(self, run: JaxRun) -> Estimate:
+        """What FOSI works with."""
+        ours = [s for s in jax.tree.leaves(run.opt_state, is_leaf=_is_fosi) if _is_fosi(s)]
+        if not ours:
+            return Estimate()
+        used = np.asarray(ours[0].accepted)
+        return Estimate(float(ours[0].lr_scale), tuple(float(x) for x in np.asarray(ours[0].eigenvalues)[used]))
+
+    def gradient_seconds(self) -> float:
+        """How long one gradient of a batch takes: the least of three times as many as fit into a round, at most 20."""
+        count = min(20, self.steps_a_round)
+
+        def add(index: Any, total: Any, params: Any, state: Any, data: Any, order: Any) -> Any:
+            batch = self.problem.batch(data, order[index])
+            grads = jax.grad(self.problem.loss, has_aux=True)(params, state, batch)[0]
+            return jax.tree.map(jnp.add, total, grads)
+
+        @jax.jit
+        def many(params: Any, state: Any, data: Any, order: Any) -> Any:
+            def body(index: Any, total: Any) -> Any:
+                return add(index, total, params, state, data, order)
+
+            return jax.lax.fori_loop(0, count, body, jax.tree.map(jnp.zeros_like, params))
+
+        single = jax.jit(add, donate_argnums=1)
+
+        def all_of_them() -> None:
+            arrays = self.problem.params, self.problem.state, self.problem.data, self.first
+            if self.looped:
+                jax.block_until_ready(many(*arrays))
+                return
+            total = jax.tree.map(jnp.zeros_like, self.problem.params)
+            for index in range(count):
+                total = single(index, total, *arrays)
+            jax.block_until_ready(total)
+
+        all_of_them()  # compiles
+        times = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            all_of_them()
+            times.append(time.perf_counter() - begin)
+        return min(times) / count
+
+    def peak_memory(self) -> int | None:
+        """The most bytes that the process has held on the device, as its allocator counts; None on a CPU."""
+        stats = jax.devices()[0].memory_stats()
+        return None if not stats else int(stats["peak_bytes_in_use"])
+
+    def dump(self, run: JaxRun) -> bytes:
+        """The run's arrays as an .npz file."""
+        stream = io.BytesIO()
+        np.savez(stream, *(np.asarray(_plain(leaf)) for leaf in jax.tree.leaves(run)))
+        return stream.getvalue()
+
+    def load(self, raw: bytes) -> JaxRun:
+        """The run of such bytes."""
+        like, tree = jax.tree.flatten(self.start())
+        with np.load(io.BytesIO(raw)) as found:
+            arrays = [found[f"arr_{index}"] for index in range(len(found.files))]
+        shapes = [(array.shape, array.dtype) for array in arrays]
+        if shapes != [(_plain(leaf).shape, _plain(leaf).dtype) for leaf in like]:
+            raise ValueError("the checkpoint is of another model or another optimizer")
+        return jax.tree.unflatten(tree, [_as_was(x, leaf) for x, leaf in zip(arrays, like, strict=True)])
+
+    def _loss(self, params: Any, batch: Any) -> tuple[jax.Array, Any]:
+        state, examples = batch
+        return self.problem.loss(params, state, examples)
+
+    def _one(self, run: JaxRun, total: jax.Array, data: Any, indices: jax.Array) -> tuple[JaxRun, jax.Array]:
+        batch = self.problem.batch(data, indices)
+        (value, state), grads = jax.value_and_grad(self.problem.loss, has_aux=True)(run.params, run.state, batch)
+        extra = {}
+        if self.built.searches:  # a line search evaluates the loss elsewhere, on the same batch
+            extra = {"value": value, "grad": grads, "value_fn": lambda p: self.problem.loss(p, run.state, batch)[0]}
+        updates, opt_state = self.built.transform.update(grads, run.opt_state, run.params, **extra)
+        return JaxRun(optax.apply_updates(run.params, updates), state, opt_state), total + value
+
+    def _many(self, run: JaxRun, total: jax.Array, data: Any, order: Any, start: Any, stop: Any) -> Any:
+        def body(index: Any, carry: tuple[JaxRun, jax.Array]) -> tuple[JaxRun, jax.Array]:
+            return self._one(*carry, data, order[index])
+
+        return jax.lax.fori_loop(start, stop, body, (run, total))
+
+
+def _is_fosi(node: Any) -> bool:
+    return isinstance(node, FosiState)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _plain(leaf: Any) -> Any:
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _as_was(array: Any, leaf: Any) -> jax.Array:
+    if _is_key(leaf):
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
+    return jnp.asarray(array)
