@@ -8,7 +8,8 @@ import pytest
 pytest.importorskip("flax")
 
 from fosi.experiments.tasks import TASKS, optimizers, training
-from fosi.experiments.tasks.jax_engine import CURVATURES, JaxEngine
+from fosi.experiments.tasks.engine import CURVATURES
+from fosi.experiments.tasks.jax_engine import JaxEngine
 from fosi.experiments.tasks.task import epochs, mean_over
 
 FOSI = {"k": 3, "num_matvecs": 12, "warmup": 6, "refresh_every": 7}

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from fosi.schedule import Schedule
 
 Run = Any
 """All that a training changes: parameters, the model's state, the optimizer's. Its form is the engine's own."""
+
+Curvature = Callable[[Any, Any, int], list[Any]]
+"""curvature(first, order, index) -> the examples of each batch that an estimate before step ``index`` of the round
+``order`` is made on; ``first`` is the order of the first round."""
+
+CURVATURES: dict[str, Curvature] = {
+    "fixed": lambda first, order, index: [first[0]],
+    "current": lambda first, order, index: [order[index]],
+    "larger": lambda first, order, index: [first[:4].reshape(-1)],
+    "average": lambda first, order, index: [order[(index + ahead) % len(order)] for ahead in range(4)],
+}
+"""One batch for all estimates, as in the paper; the one about to be trained on; one for all of four times the size; the
+mean over the one about to be trained on and the three after it."""
+
+
+def curvature(name: str) -> Curvature:
+    """Returns the one of ``CURVATURES`` with that name."""
+    if name not in CURVATURES:
+        raise ValueError(f"curvature is {name!r}; give one of {', '.join(CURVATURES)}")
+    return CURVATURES[name]
 
 
 class Estimate(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,23 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fosi.experiments.tasks import optimizers
+from fosi.experiments.tasks import engine, optimizers
 from fosi.experiments.tasks.engine import Estimate
 from fosi.experiments.tasks.task import Problem, Task
 from fosi.jax import Batches, FosiState
-
-Curvature = Callable[[jax.Array, jax.Array, int], list[jax.Array]]
-"""curvature(first, order, index) -> the examples of each batch that an estimate before step ``index`` of the round
-``order`` is made on; ``first`` is the order of the first round."""
-
-CURVATURES: dict[str, Curvature] = {
-    "fixed": lambda first, order, index: [first[0]],
-    "current": lambda first, order, index: [order[index]],
-    "larger": lambda first, order, index: [first[:4].reshape(-1)],
-    "average": lambda first, order, index: [order[(index + ahead) % len(order)] for ahead in range(4)],
-}
-"""One batch for all estimates, as in the paper; the one about to be trained on; one for all of four times the size; the
-mean over the one about to be trained on and the three after it."""
 
 
 class JaxRun(NamedTuple):
@@ -62,16 +48,14 @@ class JaxEngine:
           name: of the optimizer.
           seed: of the order of the batches.
           rate_factor: multiplies the base's learning rate.
-          curvature: what estimates are made on, one of ``CURVATURES``.
+          curvature: what estimates are made on, one of ``engine.CURVATURES``.
           **options: FOSI's settings in the place of the paper's.
         """
-        if curvature not in CURVATURES:
-            raise ValueError(f"curvature is {curvature!r}; give one of {', '.join(CURVATURES)}")
         self.problem = problem
         self.key = jax.random.key(seed)
         self.first = self.order(0)
         self.steps_a_round = len(self.first)
-        self._curvature = CURVATURES[curvature]
+        self._curvature = engine.curvature(curvature)
         self.built = optimizers.build(name, task, self._loss, self.steps_a_round, rate_factor, **options)
         self.rate = self.built.rate
         fosi = self.built.fosi

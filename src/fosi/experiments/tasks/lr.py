@@ -7,25 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
-from fosi.experiments.data import mnist
+from fosi.experiments.tasks import inputs
 from fosi.experiments.tasks.task import Problem, Task, cross_entropy, epochs, mean_over, rows, split_model
-
-BATCH_SIZE = 1024
 
 
 def build(data_dir: Path | None, download: bool, seed: int, tiny: bool) -> Problem:
     """Pixels in [0, 1], one layer."""
-    if tiny:
-        rng = np.random.default_rng(0)
-        images = rng.integers(0, 256, (384, 28, 28), dtype=np.uint8)
-        labels = images.reshape(384, -1)[:, :80].reshape(384, 10, 8).mean(-1).argmax(-1).astype(np.uint8)
-        train, validation, size = (images[:320], labels[:320]), (images[320:], labels[320:]), 64
-    else:
-        found = mnist.load(data_dir, download)
-        train, validation, size = found[:2], found[2:], BATCH_SIZE
+    train, validation, size = inputs.lr(data_dir, download, tiny)
     graph, params, state = split_model(nnx.Linear(28 * 28, 10, rngs=nnx.Rngs(seed)))
 
     def logits(params: Any, state: Any, images: jax.Array) -> jax.Array:
@@ -50,4 +40,4 @@ def build(data_dir: Path | None, download: bool, seed: int, tiny: bool) -> Probl
     )
 
 
-TASK = Task("lr", "LR: softmax regression, MNIST", "accuracy", build, rounds=100, batch_size=BATCH_SIZE)
+TASK = Task("lr", "LR: softmax regression, MNIST", "accuracy", build, rounds=100, batch_size=inputs.LR_BATCH_SIZE)

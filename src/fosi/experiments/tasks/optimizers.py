@@ -1,4 +1,4 @@
-"""The optimizers of the training tasks by name, with the paper's settings."""
+"""The optimizers of the training tasks in JAX, with the paper's settings."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from typing import Any
 
 import optax
 
-from fosi import presets
+from fosi.experiments.tasks import settings
+from fosi.experiments.tasks.settings import MOMENTUM, NAMES, WEIGHT_DECAY
 from fosi.experiments.tasks.task import Task
 from fosi.jax import Fosi, fosi_adam, fosi_adamw, fosi_sgd
 
-BASES = ("gd", "heavy-ball", "nesterov", "adam", "adamw")
-SECOND_ORDER = ("kfac", "lbfgs")
-NAMES = (*BASES, *(f"fosi-{base}" for base in BASES), *SECOND_ORDER)
-ADAM_RATE = 1e-3
-MOMENTUM = 0.9
+__all__ = ["NAMES", "Built", "build"]
 
 
 @dataclass(frozen=True)
@@ -56,25 +53,15 @@ def build(
       rate_factor: multiplies the rate; the control is the base alone at three times its rate.
       **options: FOSI's settings in the place of the paper's; those of ``optax.lbfgs``.
     """
-    if name not in NAMES:
-        raise ValueError(f"optimizer is {name!r}; give one of {', '.join(NAMES)}")
+    settings.check(name)
     if name == "lbfgs":
         if rate_factor != 1:
             raise ValueError(f"rate_factor is {rate_factor:g}, but lbfgs finds its rate by a line search: give 1")
         # Not clipped: pairs of steps and clipped gradients say nothing of the curvature.
         return Built(name, 1.0, optax.lbfgs(**{"memory_size": 10, **options}), searches=True)
-    base = name.removeprefix("fosi-")
-    rate = rate_factor * (ADAM_RATE if base.startswith("adam") else task.heavy_ball_rate)
-    fosi = None
-    if name == base:
-        if options:
-            raise ValueError(f"{', '.join(options)} given, which are settings of FOSI; {name} has none")
-        made = _base(base, rate)
-    else:
-        cap = {} if base.startswith("adam") else {"max_lr_scale": task.max_lr_scale}
-        warmup = None if task.warmup_rounds is None else task.warmup_rounds * steps_a_round
-        settings = {**presets.paper(), "has_aux": True, "refresh": "external", "warmup": warmup, **cap, **options}
-        made = fosi = _fosi(base, rate, loss, settings)
+    base, rate, given = settings.settle(name, task, steps_a_round, rate_factor, options)
+    fosi = None if given is None else _fosi(base, rate, loss, {"has_aux": True, "refresh": "external", **given})
+    made = _base(base, rate) if fosi is None else fosi
     chained = made if task.clip is None else optax.chain(optax.clip(task.clip), made)
     return Built(name, rate, optax.with_extra_args_support(chained), fosi)
 
@@ -90,18 +77,18 @@ def _base(base: str, rate: float) -> Any:
         case "adam":
             return optax.adam(rate)
         case _:
-            return optax.adamw(rate)
+            return optax.adamw(rate, weight_decay=WEIGHT_DECAY)
 
 
-def _fosi(base: str, rate: float, loss: Callable[..., Any], settings: dict[str, Any]) -> Fosi:
+def _fosi(base: str, rate: float, loss: Callable[..., Any], given: dict[str, Any]) -> Fosi:
     match base:
         case "gd":
-            return fosi_sgd(rate, loss, **settings)
+            return fosi_sgd(rate, loss, **given)
         case "heavy-ball":
-            return fosi_sgd(rate, loss, momentum=MOMENTUM, **settings)
+            return fosi_sgd(rate, loss, momentum=MOMENTUM, **given)
         case "nesterov":
-            return fosi_sgd(rate, loss, momentum=MOMENTUM, nesterov=True, **settings)
+            return fosi_sgd(rate, loss, momentum=MOMENTUM, nesterov=True, **given)
         case "adam":
-            return fosi_adam(rate, loss, **settings)
+            return fosi_adam(rate, loss, **given)
         case _:
-            return fosi_adamw(rate, loss, **settings)
+            return fosi_adamw(rate, loss, weight_decay=WEIGHT_DECAY, **given)
