@@ -2,6 +2,7 @@
 
 _OPTIONAL = {
     **dict.fromkeys(("typer", "rich", "matplotlib", "sklearn", "jax", "optax"), "experiments"),
+    **dict.fromkeys(("flax", "soundfile"), "tasks"),
     "torch": "torch",
 }
 """The extra that brings each package."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
 import urllib.error
 import urllib.request
@@ -24,15 +25,17 @@ class DataFile:
 
     Attributes:
       path: where it lies below the data folder.
-      sha256: of the whole file.
+      sha256: of the whole file; None where its source makes it anew each time.
       urls: where it can be downloaded, the official source first.
       origin: where people find it, for files that no address leads to directly.
+      check: check(path) -> what is wrong with the file, empty if nothing; for files without a checksum.
     """
 
     path: str
-    sha256: str
+    sha256: str | None
     urls: tuple[str, ...] = ()
     origin: str = ""
+    check: Callable[[Path], str] = lambda path: ""
 
 
 def folder(given: Path | None) -> Path:
@@ -71,12 +74,8 @@ def fetch(
         if not (download and file.urls):
             raise DataError(_missing(path, file))
         _download(path, file, on_bytes)
-    found = checksum(path)
-    if found != file.sha256:
-        raise DataError(
-            f"{path} is not the file it should be: its SHA-256 is {found}, expected {file.sha256}; "
-            f"remove it and {_how(file)}"
-        )
+    if wrong := _wrong(path, file):
+        raise DataError(f"{path} is not the file it should be: {wrong}; remove it and {_how(file)}")
     return path
 
 
@@ -87,6 +86,13 @@ def checksum(path: Path) -> str:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def _wrong(path: Path, file: DataFile) -> str:
+    if file.sha256 is None:
+        return file.check(path)
+    found = checksum(path)
+    return "" if found == file.sha256 else f"its SHA-256 is {found}, expected {file.sha256}"
 
 
 def _download(path: Path, file: DataFile, on_bytes: Callable[[int], None]) -> None:
@@ -100,14 +106,13 @@ def _download(path: Path, file: DataFile, on_bytes: Callable[[int], None]) -> No
                 while chunk := stream.read(_CHUNK):
                     out.write(chunk)
                     on_bytes(len(chunk))
-        except (urllib.error.URLError, OSError) as error:
+        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
             reasons.append(f"{url}: {error}")
             continue
-        found = checksum(part)
-        if found == file.sha256:
+        if not (wrong := _wrong(part, file)):
             part.replace(path)
             return
-        reasons.append(f"{url}: its SHA-256 is {found}, expected {file.sha256}")
+        reasons.append(f"{url}: {wrong}")
     part.unlink(missing_ok=True)
     raise DataError(f"{path} could not be downloaded; " + "; ".join(reasons))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -46,26 +45,28 @@ class Task:
       name: as on the command line.
       title: for tables and figures.
       metric: ``"accuracy"`` (higher is better) or ``"loss"``.
-      build: build(data_dir, download, seed, tiny) -> Problem.
+      build: build(data_dir, download, seed, tiny) -> Problem; with ``mode=`` one of ``modes``, where there are any.
       rounds: how many rounds (epochs) of training.
       batch_size: examples in a batch.
       warmup_rounds: rounds before the first estimate; None for as many steps as lie between two.
       heavy_ball_rate: the best of 0.1, 0.01 and 0.001, as published.
       max_lr_scale: c of FOSI-Heavy-Ball.
       clip: bound on every entry of the gradient, before any optimizer sees it; None for none.
+      modes: ways to build it, such as on one dataset or another, the usual one first.
       extra: further settings that a results file should name.
     """
 
     name: str
     title: str
     metric: str
-    build: Callable[[Path | None, bool, int, bool], Problem]
+    build: Callable[..., Problem]
     rounds: int
     batch_size: int
     warmup_rounds: int | None = 1
     heavy_ball_rate: float = 0.1
     max_lr_scale: float = 3.0
     clip: float | None = None
+    modes: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -100,7 +101,7 @@ def rows(data: Any, indices: jax.Array) -> Batch:
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """The mean over all labels."""
-    shifted = jax.nn.log_softmax(logits.astype(jnp.float32))
+    shifted = jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
     return -jnp.mean(jnp.take_along_axis(shifted, labels[..., None].astype(jnp.int32), axis=-1))
 
 
