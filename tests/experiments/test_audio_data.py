@@ -78,7 +78,9 @@ def test_undecodable_file_is_named():
 def test_without_soundfile_wav_is_read_and_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     assert len(audio.decode(wav(tone(440, 16_000), 16_000), "a.wav")) == 80_000
-    with pytest.raises(ModuleNotFoundError, match=r'a\.ogg .* without soundfile.*pip install "fosi\[tasks\]"') as caught:
+    with pytest.raises(
+        ModuleNotFoundError, match=r'a\.ogg .* without soundfile.*pip install "fosi\[tasks\]"'
+    ) as caught:
         audio.decode(encoded(tone(440, 16_000), 16_000, "OGG"), "a.ogg")
     assert caught.value.name == "soundfile" and cli._OPTIONAL["soundfile"] == cli._OPTIONAL["flax"] == "tasks"
 
@@ -190,7 +192,7 @@ def test_esc50_official_release_that_is_not_whole_is_refused(tmp_path, monkeypat
     # As a download it is not kept.
     path.rename(tmp_path / "elsewhere")
     bad = DataFile(esc50.OFFICIAL.path, None, ((tmp_path / "elsewhere").as_uri(),), check=esc50.OFFICIAL.check)
-    with pytest.raises(DataError, match="could not be downloaded; file:.*it does not hold the release"):
+    with pytest.raises(DataError, match=r"could not be downloaded; file:.*it does not hold the release"):
         files.fetch(bad, tmp_path, download=True)
     assert list(path.parent.iterdir()) == []
 
@@ -299,7 +301,9 @@ def test_audioset_errors_say_what_to_do(tmp_path):
     with pytest.raises(DataError, match=r"none of the 1 clips in .*eval can be decoded and lasts a second"):
         audioset.load(tmp_path)
     (where / "eval" / "--broken.wav").unlink()
-    with pytest.raises(DataError, match=r"eval holds none of the 4 clips of eval_segments\.csv; put them there as YTID"):
+    with pytest.raises(
+        DataError, match=r"eval holds none of the 4 clips of eval_segments\.csv; put them there as YTID"
+    ):
         audioset.load(tmp_path)
     (where / "class_labels_indices.csv").write_text("index,mid,display_name\n1,/m/09x0r,Speech\n")
     with pytest.raises(DataError, match="does not list labels as index, mid, display_name from 0 on"):

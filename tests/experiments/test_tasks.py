@@ -135,6 +135,7 @@ def test_paper_settings():
         "lr": (100, 1024, 0.1, 3.0, None),
         "ae": (200, 256, 0.001, 1.0, 1.0),
         "lm": (100, 32, 0.1, 3.0, None),
+        "ac": (100, 256, 0.1, 3.0, None),
     }
     params = jnp.zeros(10_000)
     lr = optimizers.build("fosi-heavy-ball", TASKS["lr"], lambda p, b: (jnp.sum(p), None), 58)
