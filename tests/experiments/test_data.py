@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fosi.experiments.data import cifar10, files, mnist, shakespeare
+from fosi.experiments.data import cifar10, files, imagenet, mnist, shakespeare
 from fosi.experiments.data.files import DataError, DataFile
 
 
@@ -60,11 +60,23 @@ def test_corrupted_file_is_named_with_both_checksums_and_kept(source, tmp_path):
 def test_download_that_is_not_the_file_leaves_nothing(source, tmp_path):
     file, _ = source
     gone = (tmp_path / "gone").as_uri()
-    with pytest.raises(DataError, match=r"could not be downloaded; file:.*gone.*; file:.*expected 00"):
+    with pytest.raises(
+        DataError, match=r"could not be downloaded; file:.*gone.*; file:.*expected one that starts with 00"
+    ):
         files.fetch(DataFile(file.path, "00", (gone, *file.urls)), tmp_path / "data", download=True)
     assert list((tmp_path / "data").rglob("*.*")) == []
     # The second source is tried where the first fails.
     assert files.fetch(DataFile(file.path, file.sha256, (gone, *file.urls)), tmp_path / "data", download=True).exists()
+
+
+def test_checksum_of_which_only_the_start_is_known(source, tmp_path):
+    file, _ = source
+    known = DataFile(file.path, file.sha256[:8], file.urls)
+    path = files.fetch(known, tmp_path / "data", download=True)
+    assert files.fetch(known, tmp_path / "data") == path
+    path.write_bytes(b"something else")
+    with pytest.raises(DataError, match=f"expected one that starts with {file.sha256[:8]}; remove it"):
+        files.fetch(known, tmp_path / "data")
 
 
 def test_folder_is_the_one_given_or_that_of_the_environment(monkeypatch, tmp_path):
@@ -144,3 +156,30 @@ def test_text_is_split_in_its_order():
     parts = shakespeare.split(text)
     assert [len(part) for part in parts] == [180, 10, 10]
     assert np.array_equal(np.concatenate(parts), text)
+
+
+def test_network_is_the_papers_where_it_is_there(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(
+        DataError, match=r"resnet18-f37072fd\.pth is missing: .*https://download\.pytorch\.org/.*pypi\.org"
+    ):
+        imagenet.load(tmp_path)
+    made = {}
+    for number, (name, file) in enumerate(imagenet.FILES.items()):
+        stream = io.BytesIO()
+        torch.save({"number": torch.tensor(number)}, stream)
+        made[name] = stream.getvalue()
+        (tmp_path / name).mkdir()
+        (tmp_path / f"{name}.pth").write_bytes(made[name])
+        address = (tmp_path / f"{name}.pth").as_uri()
+        monkeypatch.setitem(imagenet.FILES, name, DataFile(file.path, sha256(made[name])[:8], (address,)))
+    (tmp_path / imagenet.EFFICIENTNET_LITE0.path).write_bytes(made["efficientnet_lite0"])
+    # What is there is used, whether or not another could be had.
+    for download in (False, True):
+        found = imagenet.load(tmp_path, download)
+        assert found.network == "efficientnet_lite0" and found.arrays["number"] == 1
+    (tmp_path / imagenet.EFFICIENTNET_LITE0.path).unlink()
+    found = imagenet.load(tmp_path, download=True)
+    assert found.network == "resnet18" and found.arrays["number"] == 0
+    (tmp_path / imagenet.EFFICIENTNET_LITE0.path).write_bytes(made["efficientnet_lite0"])
+    assert imagenet.load(tmp_path).network == "resnet18"
