@@ -133,10 +133,12 @@ def test_gradient_is_clipped_before_the_optimizer_sees_it():
 def test_paper_settings():
     assert {name: (t.rounds, t.batch_size, t.heavy_ball_rate, t.max_lr_scale, t.clip) for name, t in TASKS.items()} == {
         "lr": (100, 1024, 0.1, 3.0, None),
+        "tl": (20, 128, 0.001, 3.0, None),
         "ae": (200, 256, 0.001, 1.0, 1.0),
         "lm": (100, 32, 0.1, 3.0, None),
         "ac": (100, 256, 0.1, 3.0, None),
     }
+    assert [TASKS[name].warmup_rounds for name in ("lr", "tl", "ae", "lm")] == [1, 1, None, None]
     params = jnp.zeros(10_000)
     lr = optimizers.build("fosi-heavy-ball", TASKS["lr"], lambda p, b: (jnp.sum(p), None), 58)
     assert lr.fosi.schedule(params)[:3] == (58, 800, 40)  # W one epoch, T, m

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -20,12 +21,14 @@ class Problem(NamedTuple):
 
     Attributes:
       params: what is trained.
-      state: what else training changes: BatchNorm's statistics. Empty where there are none.
+      state: what else training changes: BatchNorm's statistics; and frozen weights, which must be an argument of what
+        is compiled. Empty where there are none.
       loss: loss(params, state, batch) -> (mean loss of the batch, the next state), as in training.
       data: the training data, on the device.
       batch: batch(data, indices) -> what ``loss`` takes.
       order: order(key) -> the indices of one round, (steps, batch size): an epoch in an order of its own.
       validate: validate(params, state) -> the metric on the validation data.
+      facts: what a results file should say of how it was built.
     """
 
     params: Params
@@ -35,6 +38,7 @@ class Problem(NamedTuple):
     batch: Callable[[Any, jax.Array], Batch]
     order: Callable[[jax.Array], jax.Array]
     validate: Callable[[Params, State], jax.Array]
+    facts: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Task:
       heavy_ball_rate: the best of 0.1, 0.01 and 0.001, as published.
       max_lr_scale: c of FOSI-Heavy-Ball.
       clip: bound on every entry of the gradient, before any optimizer sees it; None for none.
-      modes: ways to build it, such as on one dataset or another, the usual one first.
+      modes: ways to build it, such as on one dataset or another, the paper's or else the usual one first.
       extra: further settings that a results file should name.
     """
 
