@@ -99,12 +99,13 @@ def test_report_draws_what_it_can_and_names_the_rest(tmp_path):
     lines = (tmp_path / "illustration.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "illustration.png").unlink()
     (tmp_path / "bad.jsonl").write_text('{"kind": "environment", "command": "quadratic", "study": "spectrum"}\n{"stu\n')
-    (tmp_path / "other.jsonl").write_text('{"benchmark": "refresh"}\n')
+    (tmp_path / "other.jsonl").write_text('{"name": "refresh"}\n')
+    (tmp_path / "benchmarks.jsonl").write_text('{"benchmark": "refresh"}\n')
     (tmp_path / "begun.jsonl").write_text("".join(lines[: len(lines) // 2 + 2]))
     result = invoke("report", str(tmp_path))
     assert result.exit_code == 1
     assert "bad.jsonl, line 2 is not JSON" in result.output
-    assert "other.jsonl has no figures" in result.output
+    assert "other.jsonl has no figures" in result.output and "benchmarks.jsonl" not in result.output
     assert "begun.jsonl is unfinished, 1 of 2 units: the same command goes on with it" in result.output
     assert (tmp_path / "illustration.png").exists()
 

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from fosi.cli import quadratic
+from fosi.cli import quadratic, tasks
 from fosi.cli.options import at_least, print_figures
 
 app = typer.Typer(
@@ -18,6 +18,8 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.add_typer(quadratic.app, name="quadratic")
+app.command(epilog="[bold]Example[/bold]: fosi train lm --optimizer fosi-adam --data-dir data --download")(tasks.train)
+app.command(epilog="[bold]Example[/bold]: fosi compare lr --data-dir data --download")(tasks.compare)
 
 
 @app.callback()
@@ -95,18 +97,22 @@ def quickstart(
 def report(
     where: Annotated[Path, typer.Argument(help="A results file, or a folder with some.")] = Path("fosi-results"),
 ) -> None:
-    """Draw the figures of results again, from their numbers alone.
+    """Write the report and draw the figures of results, from their numbers alone.
 
-    Writes PNG and PDF beside each file of numbers.
+    Writes PNG and PDF beside each file of numbers; where there are runs of training tasks, README.md with their tables.
     """
     from fosi.experiments import report as experiment
 
     console = Console()
     try:
         found = experiment.results(where)
+        written = experiment.tasks(where)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     failed = False
+    if written:
+        console.print(f"Report:  {written[0]}", soft_wrap=True, highlight=False)
+        print_figures(console, written[1:])
     for path in found:
         try:
             drawn = experiment.redraw(path)

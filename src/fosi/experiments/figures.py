@@ -11,10 +11,19 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-COLOURS = {"gd": "#0072B2", "heavy-ball": "#D55E00", "adam": "#009E73", "diagonal": "#CC79A7"}
+COLOURS = {
+    "gd": "#0072B2",
+    "heavy-ball": "#D55E00",
+    "adam": "#009E73",
+    "diagonal": "#CC79A7",
+    "nesterov": "#E69F00",
+    "adamw": "#56B4E9",
+    "kfac": "#000000",
+    "lbfgs": "#7F7F7F",
+}
 """A colour a base optimizer, of Okabe and Ito's palette for the colour-blind."""
 
-_MARKERS = {"gd": "o", "heavy-ball": "s", "adam": "^", "diagonal": "D"}
+_MARKERS = dict(zip(COLOURS, "os^Dv<>P", strict=True))
 _STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 10,

@@ -14,7 +14,7 @@ from typing import Any
 
 Record = Mapping[str, Any]
 
-_PACKAGES = ("fosi", "jax", "jaxlib", "optax", "torch", "numpy")
+_PACKAGES = ("fosi", "jax", "jaxlib", "optax", "flax", "torch", "kfac-jax", "numpy")
 
 
 def environment(**settings: Any) -> dict[str, Any]:
@@ -175,8 +175,13 @@ def number(value: float | None) -> float:
     return math.inf if value is None else value
 
 
+def line(record: Record) -> str:
+    """Returns a record as one line of a results file; see ``write_jsonl``."""
+    return json.dumps(_finite(record), allow_nan=False) + "\n"
+
+
 def _lines(records: Iterable[Record]) -> str:
-    return "".join(json.dumps(_finite(record), allow_nan=False) + "\n" for record in records)
+    return "".join(line(record) for record in records)
 
 
 def _named(settings: Record) -> str:

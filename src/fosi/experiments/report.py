@@ -16,15 +16,36 @@ from fosi.experiments.records import Journal, read_jsonl
 def results(where: Path) -> list[Path]:
     """Returns the results files at this path: itself, or those in the folder and below.
 
+    Runs of training tasks, which ``tasks`` reports on together, and benchmarks, which have no figures, are left out.
+
     Raises:
-      ValueError: if there is none.
+      ValueError: if there is none, of these or those.
     """
     if not where.exists():
         raise ValueError(f"{where} does not exist; give a results file or a folder with some")
-    found = [where] if where.is_file() else sorted(where.rglob("*.jsonl"))
+    if where.is_file():
+        return [where]
+    found = sorted(where.rglob("*.jsonl"))
     if not found:
         raise ValueError(f"{where} holds no results (*.jsonl); give a folder that a command wrote to")
-    return found
+    return [path for path in found if not _elsewhere(path)]
+
+
+def tasks(where: Path) -> list[Path]:
+    """Writes README.md and the figures of the training tasks whose runs are in this folder, and returns where."""
+    if not where.is_dir() or not any(where.glob("*/curves/*.jsonl")):
+        return []
+    # Here because the tasks need flax, which drawing a quadratic study does not.
+    from fosi.experiments.tasks import report
+
+    return report.write(where)
+
+
+def _elsewhere(path: Path) -> bool:
+    if path.parent.name == "curves" or path.name == "runs.jsonl":
+        return True
+    with path.open(encoding="utf-8") as stream:
+        return stream.readline().startswith('{"benchmark"')
 
 
 def redraw(path: Path) -> Iterable[Path]:

@@ -1,0 +1,231 @@
+"""`fosi train` and `fosi compare`: the paper's training tasks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+TaskName = Annotated[str, typer.Argument(metavar="TASK", help="lr, tl, ae, lm or ac.", show_default=False)]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder with the datasets; that of FOSI_DATA where not given.", file_okay=False)
+]
+Download = Annotated[bool, typer.Option("--download", help="Download what is missing there, from its official source.")]
+Out = Annotated[Path, typer.Option(help="Folder for the results; a folder in it for each task.", file_okay=False)]
+Tiny = Annotated[bool, typer.Option("--tiny", help="A small model on made data: seconds, and no data folder.")]
+Rounds = Annotated[int | None, typer.Option(help="Epochs (lm: hundreds of steps); as in the paper where not given.")]
+Backend = Annotated[str, typer.Option(help="jax, or torch (lr and lm).")]
+Mode = Annotated[str | None, typer.Option(help="tl: loop or cached features; ac: esc50 or audioset.")]
+Curvature = Annotated[str, typer.Option(help="What estimates are made on: fixed, current, larger or average.")]
+Checkpoint = Annotated[float, typer.Option("--checkpoint-every", help="Seconds of training between two checkpoints.")]
+Shared = Annotated[
+    bool,
+    typer.Option(
+        "--shared",
+        help="Other work shares the device: seconds are reckoned with the times of the same run of another seed.",
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A setting of FOSI, or of kfac or lbfgs; repeat."),
+]
+_OUT = Path("fosi-results")
+
+
+def train(
+    task: TaskName,
+    optimizer: Annotated[str, typer.Option(help="Such as adam, fosi-adam, heavy-ball, fosi-heavy-ball, kfac, lbfgs.")],
+    seed: Annotated[int, typer.Option(help="Of the weights and of the batches.")] = 0,
+    rate_factor: Annotated[float, typer.Option(help="Multiplies the paper's learning rate.")] = 1.0,
+    curvature: Curvature = "fixed",
+    settings: Set = None,
+    mode: Mode = None,
+    rounds: Rounds = None,
+    backend: Backend = "jax",
+    tiny: Tiny = False,
+    data_dir: DataDir = None,
+    download: Download = False,
+    out: Out = _OUT,
+    checkpoint: Checkpoint = 30.0,
+    shared: Shared = False,
+) -> None:
+    """Train one task with one optimizer, with the paper's settings for both.
+
+    Writes into OUT/TASK: a line a run in runs.jsonl, its curve in curves/, events for TensorBoard in tensorboard/.
+    A run that was killed goes on when the same command is given again.
+    """
+    plan = _plan(
+        task=task,
+        optimizer=optimizer,
+        seed=seed,
+        rate_factor=rate_factor,
+        curvature=curvature,
+        options=_options(settings),
+        mode=mode,
+        rounds=rounds,
+        backend=backend,
+        tiny=tiny,
+    )
+    _run_all([plan], data_dir, download, out, checkpoint, shared)
+
+
+def compare(
+    task: TaskName,
+    optimizers: Annotated[str, typer.Option(help="Names, with commas between; FOSI is measured against its base.")] = (
+        "heavy-ball,fosi-heavy-ball,adam,fosi-adam"
+    ),
+    seeds: Annotated[str, typer.Option(help="Whole numbers, with commas between.")] = "0,1,2",
+    control: Annotated[bool, typer.Option(help="Run each base at three times its rate too.")] = True,
+    curvature: Curvature = "fixed",
+    settings: Set = None,
+    mode: Mode = None,
+    rounds: Rounds = None,
+    backend: Backend = "jax",
+    tiny: Tiny = False,
+    data_dir: DataDir = None,
+    download: Download = False,
+    out: Out = _OUT,
+    checkpoint: Checkpoint = 30.0,
+    shared: Shared = False,
+) -> None:
+    """Train one task with several optimizers and seeds, and say how soon each reaches its base's best.
+
+    Runs that are in OUT already are not made again. CURVATURE and --set are for FOSI alone.
+    """
+    from fosi.experiments.tasks.plan import CONTROL
+
+    if not all(seed.isdecimal() for seed in seeds.split(",")):
+        raise typer.BadParameter(f"--seeds is {seeds!r}; give whole numbers with commas between, such as 0,1,2")
+    common = {"task": task, "mode": mode, "rounds": rounds, "backend": backend, "tiny": tiny}
+    plans = []
+    for seed in map(int, seeds.split(",")):
+        for name in optimizers.split(","):
+            special = {"curvature": curvature, "options": _options(settings)} if name.startswith("fosi-") else {}
+            plans.append(_plan(**common, optimizer=name, seed=seed, **special))
+            if control and plans[-1].base == name:
+                plans.append(_plan(**common, optimizer=name, seed=seed, rate_factor=CONTROL))
+    _run_all(plans, data_dir, download, out, checkpoint, shared)
+
+
+def _plan(**given: Any) -> Any:
+    # Imported here so that --help does not wait for JAX.
+    from fosi.experiments.tasks.plan import Plan
+
+    try:
+        return Plan(**given)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _options(given: list[str] | None) -> dict[str, Any]:
+    """Settings as NAME=VALUE, the value as JSON has it or else as a word."""
+    found = {}
+    for setting in given or ():
+        name, equals, value = setting.partition("=")
+        if not equals or not name.isidentifier():
+            raise typer.BadParameter(f"--set {setting!r} is not NAME=VALUE")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
+
+
+def _run_all(
+    plans: list[Any], data_dir: Path | None, download: bool, out: Path, checkpoint: float, shared: bool
+) -> None:
+    from fosi.experiments.tasks import runs, summary
+
+    console = Console()
+    columns = (
+        TextColumn("{task.description:<30}"),
+        BarColumn(bar_width=12),
+        TextColumn("{task.fields[shown]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+    )
+    problems: dict[Any, Any] = {}
+    try:
+        with Progress(*columns, console=console) as bar:
+            for plan in plans:
+                row = bar.add_task(plan.name, total=plan.length, shown="builds and compiles")
+
+                def show(point: Any, engine: Any, row: Any = row, metric: str = plan.of.metric) -> None:
+                    done = point.step // engine.steps_a_round
+                    bar.update(row, completed=done, shown=_shown(point, metric))
+
+                key = (plan.seed, plan.mode, plan.backend)
+                if key not in problems:
+                    problems = {key: plan.build(data_dir, download)}  # one at a time: data fill the device
+                curve = runs.run(plan, problems[key], out, show, checkpoint, shared)
+                bar.update(row, completed=plan.length, shown=_shown(curve.points[-1], plan.of.metric))
+                summary.write(out / plan.task)
+    except ValueError as error:  # a DataError too
+        raise typer.BadParameter(str(error)) from error
+    except KeyboardInterrupt:
+        console.print("Stopped. The same command goes on from here.")
+        raise typer.Exit(130) from None
+    folder = out / plans[0].task
+    names = {f"curves/{plan.name}.jsonl" for plan in plans}
+    lines = [line for line in summary.write(folder) if line["curve"] in names]
+    console.print(_table(lines, plans[0].of.title))
+    console.print(
+        "Target: the best validation of the base with the same seed and the paper's rate. Seconds are of steps and "
+        "refreshes, not of compiling and evaluating; '-' means never.",
+        style="dim",
+        highlight=False,
+    )
+    console.print(f"Runs:    {folder / 'runs.jsonl'}", soft_wrap=True, highlight=False)
+    console.print(f"Curves:  {folder / 'curves'}", soft_wrap=True, highlight=False)
+    console.print(f"Events:  tensorboard --logdir {folder / 'tensorboard'}", soft_wrap=True, highlight=False)
+
+
+def _shown(point: Any, metric: str) -> str:
+    value = f"{point.metric:.1%}" if metric == "accuracy" else f"{point.metric:.4g}"
+    refreshes = f", {point.refreshes} refreshes" if point.refreshes else ""
+    return f"step {point.step}, loss {point.train_loss:.4g}, val. {value}{refreshes}"
+
+
+def _table(lines: Iterable[dict[str, Any]], title: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("\noptimizer", no_wrap=True)
+    for heading in (
+        "\nseed",
+        "best\nval.",
+        "best\ntrain",
+        "ms per\nstep",
+        "seconds\nin all",
+        "seconds\nto target",
+        "ratio",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    known = list(lines)
+    own = {(x["optimizer"], x["seed"]): x["seconds_to_target"] for x in known if x["rate_factor"] == 1}
+    for line in known:
+        plain = line["rate_factor"] == 1
+        name = line["optimizer"] if plain else f"{line['optimizer']}, {line['rate_factor']:g}x rate"
+        base = own.get((line["base"] or "heavy-ball", line["seed"]))
+        reached = line["seconds_to_target"]
+        ratio = "" if base is None or (plain and line["optimizer"] == line["base"]) else "-"
+        if ratio and base and reached is not None:
+            ratio = f"{reached / base:.2f}"
+        table.add_row(
+            name,
+            str(line["seed"]),
+            f"{line['best_val']:.4g}" if line["best_val"] is not None else "-",
+            f"{line['best_train']:.4g}" if line["best_train"] is not None else "-",
+            f"{line['ms_per_step']:.3g}",
+            f"{line['seconds']:.4g}",
+            "-" if reached is None else f"{reached:.4g}",
+            ratio,
+            style="bold" if name.startswith("fosi-") else "",
+        )
+    return table

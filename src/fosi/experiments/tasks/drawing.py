@@ -1,0 +1,110 @@
+"""Figures of the training tasks: learning curves over epochs and over seconds, and spectra over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fosi.experiments import figures
+from fosi.experiments.tasks.runs import Curve
+from fosi.experiments.tasks.task import Task
+
+Seeds = Sequence[Curve]
+"""Runs that differ in nothing but their seed."""
+
+
+def learning_curves(task: Task, runs: Mapping[str, Seeds], control: str = "") -> Figure:
+    """Training loss and validation metric over epochs and over seconds.
+
+    Args:
+      task: whose.
+      runs: by label, an optimizer's name; what comes after a comma says how it was run otherwise.
+      control: labels that end with this are drawn thin and dotted.
+    """
+    made, axes = figures.figure(2, 2, width=10, height=6.6, sharey="row", sharex="col")
+    for label, seeds in runs.items():
+        look = figures.look(label.partition(",")[0]) | {"label": label}
+        if control and label.endswith(control):
+            look |= {"linestyle": ":", "linewidth": 1.2}
+        for row, name in enumerate(("train_loss", "metric")):
+            rounds = np.arange(1, max(len(curve.points) for curve in seeds) + 1)
+            middle, low, high = _band([[getattr(p, name) for p in curve.points] for curve in seeds])
+            seconds, _, _ = _band([[p.seconds for p in curve.points] for curve in seeds])
+            for column, x in enumerate((rounds, seconds)):
+                axes[row, column].plot(x, middle, **look)
+                axes[row, column].fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    _axes(task, axes, runs)
+    figures.legend(made, axes[0, 0], columns=3)
+    made.suptitle(task.title)
+    return made
+
+
+def second_order(task: Task, runs: Mapping[str, Seeds]) -> Figure:
+    """Training loss and validation metric over seconds, one run each."""
+    made, axes = figures.figure(1, 2, width=10, height=3.8)
+    for label, seeds in runs.items():
+        look = figures.look(label.partition(",")[0]) | {"label": label}
+        for column, name in enumerate(("train_loss", "metric")):
+            points = seeds[0].points
+            axes[column].plot([p.seconds for p in points], [getattr(p, name) for p in points], **look)
+    _limits(axes[0], [p.train_loss for seeds in runs.values() for p in seeds[0].points])
+    _limits(axes[1], [p.metric for seeds in runs.values() for p in seeds[0].points], task.sign > 0)
+    for axis, name in zip(axes, ("training loss", f"validation {task.metric}"), strict=True):
+        axis.set_xlabel("seconds")
+        axis.set_ylabel(name)
+    figures.legend(made, axes[0], columns=4)
+    made.suptitle(task.title)
+    return made
+
+
+def spectra(task: Task, runs: Mapping[str, Curve]) -> Figure:
+    """The eigenvalues in use, and the factor on the base's rate, as training goes on."""
+    made, axes = figures.figure(1, len(runs), width=5 * len(runs), height=3.8, squeeze=False, sharey=True)
+    for axis, (label, curve) in zip(axes[0], runs.items(), strict=True):
+        points = [p for p in curve.points if p.eigenvalues]
+        colour = figures.look(label)["color"]
+        for index in range(max((len(p.eigenvalues) for p in points), default=0)):
+            has = [p for p in points if len(p.eigenvalues) > index]
+            values = [p.eigenvalues[index] for p in has]
+            axis.plot([p.step for p in has], values, color=colour, linewidth=1, drawstyle="steps-post")
+        values = [abs(x) for p in points for x in p.eigenvalues if x]
+        if values:
+            axis.set_yscale("symlog", linthresh=max(max(values) * 1e-4, min(values)))
+        axis.set_title(label)
+        axis.set_xlabel("step")
+    axes[0, 0].set_ylabel("eigenvalues in use")
+    made.suptitle(task.title)
+    return made
+
+
+def _band(curves: Iterable[Sequence[float]]) -> Any:
+    """Median, least and largest over seeds at each round; a run that ended early is not a number from there on."""
+    known = list(curves)
+    longest = max(len(curve) for curve in known)
+    table = np.array([[*curve, *[math.nan] * (longest - len(curve))] for curve in known])
+    with np.errstate(invalid="ignore"):
+        return np.median(table, axis=0), np.min(table, axis=0), np.max(table, axis=0)
+
+
+def _axes(task: Task, axes: Any, runs: Mapping[str, Seeds]) -> None:
+    points = [p for seeds in runs.values() for curve in seeds for p in curve.points]
+    _limits(axes[0, 0], [p.train_loss for p in points])
+    _limits(axes[1, 0], [p.metric for p in points], task.sign > 0)
+    axes[0, 0].set_ylabel("training loss")
+    axes[1, 0].set_ylabel(f"validation {task.metric}")
+    axes[1, 0].set_xlabel("epochs" if not task.extra.get("steps_a_round") else f"{task.extra['steps_a_round']} steps")
+    axes[1, 1].set_xlabel("seconds on the clock")
+
+
+def _limits(axis: Axes, values: Iterable[float], rising: bool = False) -> None:
+    """Shows where curves differ: the steep beginning, and what diverged, may leave the picture."""
+    known = np.array([value for value in values if math.isfinite(value)])
+    if known.size:
+        low, high = np.quantile(known, (0.05, 1.0) if rising else (0.0, 0.95))
+        space = 0.05 * (high - low) or 1.0
+        axis.set_ylim(low - space, high + space)

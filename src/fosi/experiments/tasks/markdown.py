@@ -1,0 +1,244 @@
+"""The report's tables: ours beside the paper's, the control beside every ratio."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from fosi.experiments.tasks import TASKS, ratios
+from fosi.experiments.tasks.engine import CURVATURES
+from fosi.experiments.tasks.plan import CONTROL
+from fosi.experiments.tasks.ratios import BASES, Group, Line, Ratio
+from fosi.experiments.tasks.settings import SECOND_ORDER
+
+Groups = Mapping[str, Group]
+_SHORT = {"heavy-ball": "HB", "adam": "Adam"}
+NEVER = "never"
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, numbers to the right."""
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def time_to_target(groups: Groups, train: bool = False) -> str:
+    """The paper's Table 1, or Table 2: medians of seconds, ratios, the paper's ratios, the control."""
+    name = "seconds_to_train_target" if train else "seconds_to_target"
+    headings = ["task"]
+    for base in BASES:
+        short = _SHORT[base]
+        target = [] if train else [f"target of {short}"]
+        headings += [*target, f"{short}, s", f"FOSI-{short}, s", "ratio", "paper", f"{short} at {CONTROL:g}× rate"]
+    rows = []
+    for task, group in groups.items():
+        row = [task.upper()]
+        for base in BASES:
+            alone, ours = group.pick(base), group.pick(f"fosi-{base}")
+            if not train:
+                row.append(metric(task, group.median(alone, "target_val")))
+            row += [seconds(group.median(alone, name), alone), seconds(group.median(ours, name), ours)]
+            row.append(bold(ratio(group.ratio(ours, base, name))))
+            row.append(f"{ratios.paper_ratio(task, base, train):.2f}")
+            row.append(ratio(group.ratio(group.pick(base, CONTROL), base, name)))
+        rows.append(row)
+    return table(headings, rows)
+
+
+def summary(groups: Groups) -> str:
+    """The means over tasks and bases, as the paper has them, and the best against the best."""
+    rows = []
+    for name, label, paper in (
+        ("seconds_to_target", "seconds to the validation target", "0.75"),
+        ("steps_to_target", "steps to it", ""),
+        ("gradients_to_target", "gradients to it, a Hessian product counting what it costs", ""),
+        ("seconds_to_train_target", "seconds to the training target", "0.78"),
+    ):
+        ours = _all(groups, name, 1.0)
+        control = _all(groups, name, CONTROL)
+        rows.append([label, *means(ours), paper, *means(control)])
+    headings = ["", "mean", "geometric mean", "paper's mean", f"base at {CONTROL:g}×: mean", "geometric mean"]
+    return table(headings, rows)
+
+
+def best_against_best(groups: Groups) -> str:
+    """The sooner FOSI over the sooner base, each to its own target."""
+    rows = []
+    for task, group in groups.items():
+        found = group.best_against_best()
+        paper = ratios.paper_best_against_best(task)
+        rows.append([task.upper(), "-" if found is None else bold(f"{found:.2f}"), f"{paper:.2f}"])
+    return table(["task", "best FOSI / best base", "paper"], rows)
+
+
+def cost(groups: Groups) -> str:
+    """τ₁, τ₂, τ₃, and the overhead they make, against the budget."""
+    headings = ["task", "base", "base step τ₁, ms", "FOSI step τ₂, ms", "refresh τ₃, ms", "refresh in gradients"]
+    headings += ["T used", "overhead, budget 10%", "T that meets the budget"]
+    rows = []
+    for task, group in groups.items():
+        for base in BASES:
+            found = group.overhead(base)
+            if found is None:
+                continue
+            gradient = group.median(group.pick(f"fosi-{base}"), "ms_per_gradient")
+            every = "none" if found.measured_every is None else str(found.measured_every)
+            rows.append([task.upper(), _SHORT[base], *(f"{x:.3g}" for x in found[:3])])
+            rows[-1] += [f"{found.refresh_ms / gradient:.0f}" if gradient else "-", str(found.every)]
+            rows[-1] += [f"{found.measured:.1%}", every]
+    return table(headings, rows)
+
+
+def memory(groups: Groups) -> str:
+    """The most memory held on the device."""
+    names = ("heavy-ball", "fosi-heavy-ball", "adam", "fosi-adam", "kfac", "lbfgs")
+    rows = []
+    for task, group in groups.items():
+        known = {name: [x["peak_memory"] for x in group.lines if x["optimizer"] == name] for name in names}
+        row = [f"{min(found) / 2**20:.0f}" if (found := [x for x in known[n] if x]) else "-" for n in names]
+        rows.append([task.upper(), *row])
+    return table(["task, MiB", *names], rows)
+
+
+def generalisation(groups: Groups) -> str:
+    """The best validation of each, when it came, and where the run ended."""
+    headings = ["task", "base", "best validation, base", "FOSI", "in round, base", "FOSI", f"base at {CONTROL:g}× rate"]
+    rows = []
+    for task, group in groups.items():
+        for base in BASES:
+            alone, ours = group.pick(base), group.pick(f"fosi-{base}")
+            control = group.pick(base, CONTROL)
+            row = [metric(task, group.median(picked, "best_val")) for picked in (alone, ours)]
+            row += [count(group.median(picked, "best_val_round")) for picked in (alone, ours)]
+            rows.append([task.upper(), _SHORT[base], *row, metric(task, group.median(control, "best_val"))])
+    return table(headings, rows)
+
+
+def second_order(groups: Groups) -> str:
+    """K-FAC and L-BFGS beside FOSI on Heavy-Ball, each at its best settings."""
+    headings = [
+        "task",
+        "optimizer",
+        "settings",
+        "best validation",
+        "best training loss",
+        "seconds in all",
+        "ms per step",
+    ]
+    headings.append("seconds to HB's best validation")
+    rows = []
+    for task, group in groups.items():
+        chosen = list(group.pick("fosi-heavy-ball").values())[:1]
+        chosen += [x for name in SECOND_ORDER if (x := best_of(group, name)) is not None]
+        for line in chosen:
+            settings = ", ".join(f"{key} {value}" for key, value in line["options"].items())
+            row = [task.upper(), line["optimizer"], settings, metric(task, line["best_val"])]
+            row += ["-" if line["best_train"] is None else f"{line['best_train']:.4g}", f"{line['seconds']:.4g}"]
+            reached = line["seconds_to_target"]
+            rows.append([*row, f"{line['ms_per_step']:.3g}", NEVER if reached is None else f"{reached:.4g}"])
+    return table(headings, rows)
+
+
+def best_of(group: Group, optimizer: str) -> Line | None:
+    """The run of an optimizer that was tuned, with the best validation; one that diverged only where all did."""
+    sign = TASKS[group.task].sign
+    found = [line for line in group.lines if line["optimizer"] == optimizer and line["best_val"] is not None]
+    return max(found, key=lambda line: (not line["diverged"], sign * line["best_val"]), default=None)
+
+
+def curvature(groups: Groups) -> str:
+    """What the estimates are made on."""
+    headings = [
+        "task",
+        "base",
+        "estimates on",
+        "ratio, seconds to target",
+        "best validation",
+        "ms per refresh",
+        "seeds",
+    ]
+    rows = []
+    for task, group in groups.items():
+        for base in BASES:
+            variants = {name: group.pick(f"fosi-{base}", curvature=name) for name in CURVATURES}
+            if sum(bool(picked) for picked in variants.values()) < 2:
+                continue
+            for name, picked in variants.items():
+                if picked:
+                    row = [task.upper(), _SHORT[base], name, ratio(group.ratio(picked, base))]
+                    refresh = group.median(picked, "ms_per_refresh")
+                    row += [metric(task, group.median(picked, "best_val")), f"{refresh:.0f}" if refresh else "-"]
+                    rows.append([*row, str(len(picked))])
+    return table(headings, rows)
+
+
+def ablations(groups: Groups) -> str:
+    """FOSI with other settings than the paper's."""
+    headings = ["task", "optimizer", "settings", "ratio, seconds to target", "ratio, steps", "best validation", "seeds"]
+    rows = []
+    for task, group in groups.items():
+        seen: list[tuple[str, float, dict[str, object]]] = []
+        for line in group.lines:
+            key = (line["optimizer"], line["rate_factor"], line["options"])
+            changed = line["options"] or line["rate_factor"] != 1
+            if not line["optimizer"].startswith("fosi-") or not changed or key in seen:
+                continue
+            seen.append(key)
+            picked = group.pick(line["optimizer"], line["rate_factor"], options=line["options"])
+            settings = [f"{name} {value}" for name, value in line["options"].items()]
+            settings += [f"{line['rate_factor']:g}× rate"] if line["rate_factor"] != 1 else []
+            row = [task.upper(), line["optimizer"], ", ".join(settings), ratio(group.ratio(picked, line["base"]))]
+            row += [ratio(group.ratio(picked, line["base"], "steps_to_target"))]
+            rows.append([*row, metric(task, group.median(picked, "best_val")), str(len(picked))])
+    return table(headings, rows) if rows else ""
+
+
+def means(found: Sequence[float]) -> tuple[str, str]:
+    """Arithmetic and geometric mean."""
+    if not found:
+        return "-", "-"
+    return f"{statistics.mean(found):.2f}", f"{math.exp(statistics.mean(math.log(x) for x in found)):.2f}"
+
+
+def ratio(found: Ratio | None) -> str:
+    """A ratio, and how many seeds missed."""
+    if found is None:
+        return "-"
+    if found.misses == found.seeds:
+        return NEVER
+    missed = f" ({found.misses} of {found.seeds} never)" if found.misses else ""
+    return f"{found.median:.2f}{missed}"
+
+
+def metric(task: str, value: float | None) -> str:
+    """A metric as the task has it."""
+    if value is None:
+        return "-"
+    return f"{value:.1%}" if TASKS[task].metric == "accuracy" else f"{value:.4g}"
+
+
+def seconds(value: float | None, picked: Mapping[int, Line]) -> str:
+    """Seconds; that a target was never reached differs from there being no run."""
+    return f"{value:.3g}" if value is not None else NEVER if picked else "-"
+
+
+def count(value: float | None) -> str:
+    """A whole number."""
+    return "-" if value is None else f"{value:.0f}"
+
+
+def bold(text: str) -> str:
+    """What to look at."""
+    return f"**{text}**"
+
+
+def _all(groups: Groups, name: str, factor: float) -> list[float]:
+    """A ratio for each task and base: of FOSI, or of the control."""
+    found = []
+    for group in groups.values():
+        for base in BASES:
+            picked = group.pick(f"fosi-{base}") if factor == 1 else group.pick(base, factor)
+            if (value := group.ratio(picked, base, name)) is not None:
+                found.append(value.median)
+    return found

@@ -1,0 +1,130 @@
+"""Which run: a task, an optimizer, a seed, and what is set otherwise than in the paper. Its files bear its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from fosi.experiments.tasks import TASKS, settings
+from fosi.experiments.tasks.engine import Engine
+from fosi.experiments.tasks.task import Task
+
+CONTROL = 3.0
+"""The base alone at so many times its rate: what the learning-rate scaling alone could do."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run.
+
+    Attributes:
+      task: its name.
+      optimizer: its name.
+      seed: of the weights and of the batches.
+      backend: ``"jax"`` or ``"torch"``.
+      rate_factor: multiplies the paper's learning rate.
+      curvature: what estimates are made on; see ``engine.CURVATURES``.
+      mode: one of the task's modes; None for its first.
+      rounds: how many; None for as many as in the paper.
+      tiny: on made data, in seconds.
+      options: FOSI's settings, or the optimizer's, in the place of the paper's.
+    """
+
+    task: str
+    optimizer: str
+    seed: int = 0
+    backend: str = "jax"
+    rate_factor: float = 1.0
+    curvature: str = "fixed"
+    mode: str | None = None
+    rounds: int | None = None
+    tiny: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Checks the names."""
+        if self.task not in TASKS:
+            raise ValueError(f"task is {self.task!r}; give one of {', '.join(TASKS)}")
+        if self.optimizer not in settings.NAMES:
+            raise ValueError(f"optimizer is {self.optimizer!r}; give one of {', '.join(settings.NAMES)}")
+        if self.backend not in ("jax", "torch"):
+            raise ValueError(f"backend is {self.backend!r}; give jax or torch")
+        if self.backend == "torch" and self.task not in ("lr", "lm"):
+            raise ValueError(f"backend is 'torch', in which there are the tasks lr and lm; {self.task} is in jax only")
+        modes = TASKS[self.task].modes
+        if self.mode is not None and self.mode not in modes:
+            known = f"give one of {', '.join(modes)}" if modes else f"{self.task} has none"
+            raise ValueError(f"mode is {self.mode!r}; {known}")
+        if self.rounds is not None and self.rounds < 1:
+            raise ValueError(f"rounds is {self.rounds}; give 1 or more")
+        if not self.rate_factor > 0:
+            raise ValueError(f"rate_factor is {self.rate_factor}; give a number above 0")
+
+    @property
+    def name(self) -> str:
+        """A name that no run with other settings has."""
+        parts = [self.optimizer]
+        if self.backend != "jax":
+            parts.append(self.backend)
+        if self.rate_factor != 1:
+            parts.append(f"rate-x{self.rate_factor:g}")
+        if self.curvature != "fixed":
+            parts.append(f"curvature-{self.curvature}")
+        if self.mode is not None:
+            parts.append(self.mode)
+        if self.rounds is not None:
+            parts.append(f"rounds-{self.rounds}")
+        parts += [f"{key.replace('_', '-')}-{value}" for key, value in sorted(self.options.items())]
+        if self.tiny:
+            parts.append("tiny")
+        return ".".join([*parts, f"seed-{self.seed}"])
+
+    @property
+    def base(self) -> str | None:
+        """The base optimizer's name; None for K-FAC and L-BFGS, which have none."""
+        return None if self.optimizer in settings.SECOND_ORDER else self.optimizer.removeprefix("fosi-")
+
+    @property
+    def reference(self) -> Plan:
+        """The run that sets this one's target: its base with the paper's settings; Heavy-Ball where there is none."""
+        return replace(self, optimizer=self.base or "heavy-ball", rate_factor=1.0, curvature="fixed", options={})
+
+    @property
+    def of(self) -> Task:
+        """The task."""
+        return TASKS[self.task]
+
+    @property
+    def length(self) -> int:
+        """How many rounds."""
+        return self.of.rounds if self.rounds is None else self.rounds
+
+    def record(self) -> dict[str, Any]:
+        """All of it, for a results file."""
+        return asdict(self)
+
+    def build(self, data_dir: Any, download: bool) -> Any:
+        """The problem to train on."""
+        if self.backend == "torch":
+            from fosi.experiments.tasks import torch_tasks
+
+            return torch_tasks.build(self.task, data_dir, download, self.seed, self.tiny)
+        extra = {} if self.mode is None else {"mode": self.mode}
+        return self.of.build(data_dir, download, self.seed, self.tiny, **extra)
+
+    def engine(self, problem: Any) -> Engine:
+        """What trains it."""
+        given = {"rate_factor": self.rate_factor, **self.options}
+        if self.optimizer == "kfac":
+            from fosi.experiments.tasks.kfac_engine import KfacEngine
+
+            return KfacEngine(self.of, problem, self.optimizer, self.seed, **given)
+        given["curvature"] = self.curvature
+        if self.backend == "torch":
+            from fosi.experiments.tasks.torch_engine import TorchEngine
+
+            return TorchEngine(self.of, problem, self.optimizer, self.seed, **given)
+        from fosi.experiments.tasks.jax_engine import JaxEngine
+
+        return JaxEngine(self.of, problem, self.optimizer, self.seed, **given)

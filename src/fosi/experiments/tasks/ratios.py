@@ -1,0 +1,152 @@
+"""What the runs of a task say together: medians over seeds, ratios to the base, what a miss counts."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fosi import schedule
+
+Line = Mapping[str, Any]
+
+MISS = 2.0
+"""What a target that was never reached enters a mean of ratios as."""
+BASES = ("heavy-ball", "adam")
+"""Those of the paper's tables."""
+
+PAPER = {
+    "ac": {"heavy-ball": (3822, 1850, 6845, 3599), "adam": (5042, 3911, 6042, 6825)},
+    "lm": {"heavy-ball": (269, 207, 255, 177), "adam": (270, 219, 255, 233)},
+    "ae": {"heavy-ball": (354, 267, 372, 322), "adam": (375, 313, 375, 338)},
+    "tl": {"heavy-ball": (93, 53, 103, 58), "adam": (68, 33, 104, 71)},
+    "lr": {"heavy-ball": (16, 8, 18, 10), "adam": (12, 18, 19, 19)},
+}
+"""The paper's Tables 1 and 2, seconds on an A40: base and FOSI to the validation target, then to the training one."""
+
+
+class Ratio(NamedTuple):
+    """Of a run to its base, the same seed against the same seed.
+
+    Attributes:
+      median: over the seeds, a miss counting ``MISS``.
+      misses: how many seeds never reached the target.
+      seeds: how many there are.
+    """
+
+    median: float
+    misses: int
+    seeds: int
+
+
+class Overhead(NamedTuple):
+    """What FOSI costs beside its base, in the paper's words of its section 3.5.
+
+    Attributes:
+      base_ms: τ₁, a step of the base.
+      fosi_ms: τ₂, a step of FOSI.
+      refresh_ms: τ₃, an estimate.
+      measured: what FOSI's run took over as many steps of the base, less one.
+      every: T as it was, by the formula.
+      measured_every: T by the three times; None where no T meets the budget.
+    """
+
+    base_ms: float
+    fosi_ms: float
+    refresh_ms: float
+    measured: float
+    every: int
+    measured_every: int | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one task that can be compared: one backend, mode, length and device."""
+
+    task: str
+    lines: Sequence[Line]
+
+    def pick(
+        self,
+        optimizer: str,
+        rate_factor: float = 1.0,
+        curvature: str = "fixed",
+        options: Mapping[str, Any] | None = None,
+    ) -> dict[int, Line]:
+        """The runs with these settings by seed."""
+        wanted = (optimizer, rate_factor, curvature, dict(options or {}))
+        keys = ("optimizer", "rate_factor", "curvature", "options")
+        return {line["seed"]: line for line in self.lines if tuple(line[key] for key in keys) == wanted}
+
+    def median(self, picked: Mapping[int, Line], name: str) -> float | None:
+        """The median of a field over the seeds; None where it is unknown, or never reached by half of them."""
+        found = [line[name] for line in picked.values()]
+        if sum(x is None for x in found) * 2 >= len(found):
+            return None
+        return statistics.median(float("inf") if x is None else x for x in found)
+
+    def ratio(self, picked: Mapping[int, Line], base: str, name: str = "seconds_to_target") -> Ratio | None:
+        """The ratio of a field to the base's; None where no seed has both."""
+        against = self.pick(base)
+        ratios, misses = [], 0
+        for seed, line in picked.items():
+            if seed not in against or not against[seed][name]:
+                continue
+            if line[name] is None:
+                misses += 1
+                ratios.append(MISS)
+            else:
+                ratios.append(line[name] / against[seed][name])
+        return Ratio(statistics.median(ratios), misses, len(ratios)) if ratios else None
+
+    def best_against_best(self, name: str = "seconds_to_target") -> float | None:
+        """The sooner of the FOSI runs over the sooner of the bases, each to its own target, as the paper has it."""
+        ours = [self.median(self.pick(f"fosi-{base}"), name) for base in BASES]
+        bases = [self.median(self.pick(base), name) for base in BASES]
+        known = [x for x in ours if x is not None], [x for x in bases if x is not None]
+        return min(known[0]) / min(known[1]) if all(known) else None
+
+    def overhead(self, base: str, budget: float = 0.1) -> Overhead | None:
+        """What FOSI costs on this base; None where a run is missing or made no estimate."""
+        ours, against = self.pick(f"fosi-{base}"), self.pick(base)
+        values = [self.median(against, "ms_per_step")]
+        values += [self.median(ours, name) for name in ("ms_per_step", "ms_per_refresh", "overhead_measured")]
+        if None in values:
+            return None
+        tau1, tau2, tau3, measured = (float(x) for x in values if x is not None)
+        try:
+            every = schedule.measured_refresh_interval(tau1, tau2, tau3, budget)
+        except ValueError:  # a step alone takes longer than the budget allows
+            every = None
+        planned = next(iter(ours.values()))["refresh_every"]
+        return Overhead(tau1, tau2, tau3, measured, planned, every)
+
+
+def groups(lines: Iterable[Line]) -> dict[str, Group]:
+    """The runs of each task that go together; where there are several such sets, the one with the most runs."""
+    sets: dict[str, Counter[tuple[Any, ...]]] = {}
+    known = list(lines)
+    for line in known:
+        sets.setdefault(line["task"], Counter())[_setting(line)] += 1
+    chosen = {task: counts.most_common(1)[0][0] for task, counts in sets.items()}
+    return {
+        task: Group(task, [line for line in known if line["task"] == task and _setting(line) == setting])
+        for task, setting in chosen.items()
+    }
+
+
+def paper_ratio(task: str, base: str, train: bool = False) -> float:
+    """The paper's."""
+    numbers = PAPER[task][base][2 * train : 2 * train + 2]
+    return numbers[1] / numbers[0]
+
+
+def paper_best_against_best(task: str) -> float:
+    """The paper's."""
+    return min(PAPER[task][base][1] for base in BASES) / min(PAPER[task][base][0] for base in BASES)
+
+
+def _setting(line: Line) -> tuple[Any, ...]:
+    return tuple(line[name] for name in ("backend", "mode", "rounds", "tiny", "device"))

@@ -1,0 +1,145 @@
+"""One line a run: how far it got, and how soon it reached what its base reached at best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fosi.experiments import records
+from fosi.experiments.tasks import runs
+from fosi.experiments.tasks.runs import Curve
+from fosi.experiments.tasks.training import Point
+
+VERSIONS = ("fosi", "jax", "jaxlib", "optax", "flax", "torch", "kfac-jax", "numpy", "python")
+
+
+def write(folder: Path) -> list[dict[str, Any]]:
+    """Writes runs.jsonl of the finished runs of one task, with their targets, and returns its lines."""
+    lines = summarise(curves(folder))
+    if lines:
+        records.write_jsonl(folder / "runs.jsonl", lines)
+    return lines
+
+
+def curves(folder: Path) -> list[Curve]:
+    """The finished runs of one task's folder, by name."""
+    found = (runs.read(path) for path in sorted((folder / "curves").glob("*.jsonl")))
+    return [curve for curve in found if curve.done is not None]
+
+
+def summarise(finished: Iterable[Curve]) -> list[dict[str, Any]]:
+    """A line for each of the runs; what sets a target must be among them."""
+    known = {curve.plan.name: curve for curve in retimed(finished)}
+    return [summary(curve, known.get(curve.plan.reference.name)) for curve in known.values()]
+
+
+def retimed(finished: Iterable[Curve]) -> list[Curve]:
+    """The runs, those that shared their device with the times of a run of another seed that had it alone.
+
+    A step and a refresh take as long with one seed as with another, so the seconds of such a run are its steps and its
+    refreshes times those. One without such a run keeps the seconds it has.
+    """
+    known = list(finished)
+    alone = {replace(curve.plan, seed=0).name: curve for curve in known if not curve.environment.get("shared")}
+    return [_with_times(curve, alone.get(replace(curve.plan, seed=0).name)) for curve in known]
+
+
+def _with_times(curve: Curve, alone: Curve | None) -> Curve:
+    if alone is None or not curve.environment.get("shared"):
+        return curve
+    last = alone.points[-1]
+    a_step = (last.seconds - last.refresh_seconds) / last.step
+    a_refresh = last.refresh_seconds / last.refreshes if last.refreshes else 0.0
+    points = []
+    for point in curve.points:
+        refreshing = point.refreshes * a_refresh
+        points.append(point._replace(seconds=point.step * a_step + refreshing, refresh_seconds=refreshing))
+    assert curve.done is not None and alone.done is not None
+    done = {**curve.done, "gradient_seconds": alone.done["gradient_seconds"]}
+    return replace(curve, points=tuple(points), done=done)
+
+
+def summary(curve: Curve, reference: Curve | None) -> dict[str, Any]:
+    """The line of one run.
+
+    Args:
+      curve: the run.
+      reference: the run whose best is the target: the base of the same seed at the paper's rate, itself for such a one.
+        None where it is not there: then there are no targets.
+    """
+    plan, points, done = curve.plan, curve.points, curve.done
+    assert done is not None
+    last, sign = points[-1], plan.of.sign
+    ms_per_step = 1000 * (last.seconds - last.refresh_seconds) / last.step
+    ms_per_refresh = 1000 * last.refresh_seconds / last.refreshes if last.refreshes else None
+    gradient = done["gradient_seconds"]
+    target = None if reference is None else best(reference.points, "metric", sign)
+    train_target = None if reference is None else best(reference.points, "train_loss", -1)
+    reached = first(points, lambda p: target is not None and sign * p.metric >= sign * target)
+    trained = first(points, lambda p: train_target is not None and p.train_loss <= train_target)
+    overhead = None
+    if reference is not None and plan.optimizer.startswith("fosi-"):
+        then = reference.points[-1]
+        overhead = (last.seconds / last.step) / ((then.seconds - then.refresh_seconds) / then.step) - 1
+    # K-FAC and L-BFGS do more than a gradient in every step.
+    a_step = 1.0 if plan.base is not None else ms_per_step / (1000 * gradient)
+    return {
+        "task": plan.task,
+        "protocol": "paper",
+        "backend": plan.backend,
+        "optimizer": plan.optimizer,
+        "base": plan.base,
+        "seed": plan.seed,
+        "device": curve.environment["device"],
+        "steps": last.step,
+        "seconds": last.seconds,
+        "best_val": best(points, "metric", sign),
+        "best_val_round": best_round(points, sign),
+        "best_train": best(points, "train_loss", -1),
+        "target_val": target,
+        "seconds_to_target": None if reached is None else reached.seconds,
+        "steps_to_target": None if reached is None else reached.step,
+        "gradients_to_target": None if reached is None else a_step * reached.step + reached.refresh_seconds / gradient,
+        "target_train": train_target,
+        "seconds_to_train_target": None if trained is None else trained.seconds,
+        "steps_to_train_target": None if trained is None else trained.step,
+        "ms_per_step": ms_per_step,
+        "ms_per_refresh": ms_per_refresh,
+        "ms_per_gradient": 1000 * gradient,
+        "refreshes": last.refreshes,
+        "refresh_every": (curve.environment.get("schedule") or {}).get("every"),
+        "overhead_measured": overhead,
+        "peak_memory": done["peak_memory"],
+        "diverged": done["diverged"],
+        "compile_seconds": done["compile_seconds"],
+        "rate": curve.environment["rate"],
+        "rate_factor": plan.rate_factor,
+        "curvature": plan.curvature,
+        "mode": plan.mode,
+        "rounds": plan.length,
+        "tiny": plan.tiny,
+        "shared_device": bool(curve.environment.get("shared")),
+        "options": dict(plan.options),
+        "curve": f"curves/{curve.path.name}",
+        "versions": {name: curve.environment[name] for name in VERSIONS if name in curve.environment},
+    }
+
+
+def best(points: Sequence[Point], name: str, sign: int) -> float | None:
+    """The best value of a curve, the highest for a sign of +1; None where none is a number."""
+    found = [value for point in points if math.isfinite(value := getattr(point, name))]
+    return sign * max(sign * value for value in found) if found else None
+
+
+def best_round(points: Sequence[Point], sign: int) -> int | None:
+    """The round, counted from 1, with the best metric."""
+    top = best(points, "metric", sign)
+    return None if top is None else 1 + next(index for index, point in enumerate(points) if point.metric == top)
+
+
+def first(points: Iterable[Point], holds: Callable[[Point], bool]) -> Point | None:
+    """The first point of which it holds."""
+    return next((point for point in points if holds(point)), None)

@@ -1,0 +1,106 @@
+"""`fosi train`, `fosi compare` and `fosi report` on training tasks, as a person runs them, at tiny size."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("flax")
+
+from fosi.cli.app import app
+from fosi.experiments.data import mnist
+
+FOSI = ["--set", "k=3", "--set", "num_matvecs=12", "--set", "warmup=6", "--set", "refresh_every=7"]
+
+
+def invoke(*arguments):
+    # Wide enough that no message is wrapped.
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "300", "FOSI_DATA": ""})
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_compare_then_report(tmp_path):
+    command = ["compare", "lr", "--tiny", "--rounds", "3", "--seeds", "0,1", "--out", str(tmp_path)]
+    result = invoke(*command, "--optimizers", "adam,fosi-adam")
+    assert result.exit_code == 0, result.output
+    assert "adam, 3x rate" in result.output and "runs.jsonl" in result.output
+    runs = lines(tmp_path / "lr" / "runs.jsonl")
+    assert sorted((r["optimizer"], r["rate_factor"], r["seed"]) for r in runs) == [
+        (name, factor, seed) for name, factor in (("adam", 1.0), ("adam", 3.0), ("fosi-adam", 1.0)) for seed in (0, 1)
+    ]
+    assert all((tmp_path / "lr" / run["curve"]).exists() for run in runs)
+    assert len(list((tmp_path / "lr" / "tensorboard").glob("*/*tfevents*"))) == 6
+    # Nothing is made twice.
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "lr" / "curves").iterdir()}
+    assert invoke(*command, "--optimizers", "adam,fosi-adam").exit_code == 0
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "lr" / "curves").iterdir()}
+
+    kfac = [*command[:6], "0", *command[7:]]
+    assert invoke(*kfac, "--optimizers", "lbfgs").exit_code == 0
+    (tmp_path / "lr" / "runs.jsonl").unlink()
+    result = invoke("report", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "README.md").read_text()
+    for picture in ("lr/learning-curves.png", "lr/second-order.png"):
+        assert f"({picture})" in text and (tmp_path / picture).stat().st_size > 10_000
+    assert len(lines(tmp_path / "lr" / "runs.jsonl")) == 7
+    best = max(p["metric"] for p in lines(tmp_path / "lr" / "curves" / "adam.rounds-3.tiny.seed-0.jsonl")[1:-1])
+    other = max(p["metric"] for p in lines(tmp_path / "lr" / "curves" / "adam.rounds-3.tiny.seed-1.jsonl")[1:-1])
+    assert f"| LR | - | - | - | **-** | 0.50 | - | {(best + other) / 2:.1%} |" in text
+
+
+def test_train_with_settings(tmp_path):
+    given = ["train", "lr", "--optimizer", "fosi-heavy-ball", "--tiny", "--rounds", "3", "--rate-factor", "0.1"]
+    result = invoke(*given, *FOSI, "--curvature", "current", "--seed", "4", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    (run,) = lines(tmp_path / "lr" / "runs.jsonl")
+    assert (run["seed"], run["curvature"], run["rate_factor"]) == (4, "current", 0.1)
+    assert run["options"] == {"k": 3, "num_matvecs": 12, "warmup": 6, "refresh_every": 7}
+    assert run["refreshes"] == 2 and run["target_val"] is None and run["seconds_to_target"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "xor", "--optimizer", "adam"], "task is 'xor'; give one of lr, "),
+        (["train", "lr", "--optimizer", "sgd"], "optimizer is 'sgd'; give one of gd, heavy-ball"),
+        (["train", "lr", "--optimizer", "adam"], "no data folder: give one with --data-dir, or set FOSI_DATA"),
+        (
+            ["train", "lr", "--optimizer", "adam", "--data-dir", "nowhere"],
+            "run again with --download, or put the file of",
+        ),
+        (["train", "lr", "--optimizer", "adam", "--tiny", "--set", "k"], "--set 'k' is not NAME=VALUE"),
+        (["train", "lr", "--optimizer", "adam", "--tiny", "--set", "k=3"], "k given, which are settings of FOSI"),
+        (["train", "lr", "--optimizer", "fosi-adam", "--tiny", "--set", "k=0"], "k"),
+        (["train", "lr", "--optimizer", "lbfgs", "--tiny", "--rate-factor", "3"], "finds its rate by a line search"),
+        (["compare", "lr", "--seeds", "a"], "--seeds is 'a'; give whole numbers"),
+        (["compare", "lr", "--backend", "mlx"], "backend is 'mlx'; give jax or torch"),
+    ],
+)
+def test_bad_input_is_named_and_leaves_nothing(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*arguments)
+    assert result.exit_code == 2 and message in result.output, result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_corrupted_data_is_named_with_what_to_do(tmp_path):
+    for file in mnist.FILES:
+        path = tmp_path / file.path
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"not MNIST")
+    result = invoke("train", "lr", "--optimizer", "adam", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert result.exit_code == 2
+    assert (
+        "is not the file it should be: its SHA-256 is" in result.output and "remove it and run again" in result.output
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["train", "compare"])
+def test_help_has_an_example(name):
+    result = invoke(name, "--help")
+    assert result.exit_code == 0 and f"Example: fosi {name}" in result.output

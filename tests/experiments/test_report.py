@@ -1,0 +1,128 @@
+"""The report on the training tasks: ratios, medians and means by hand, and a report that is the runs' own numbers."""
+
+import math
+
+import pytest
+
+pytest.importorskip("flax")
+
+from fosi.experiments.tasks import TASKS, markdown, ratios, report, summary
+from fosi.experiments.tasks.ratios import Group
+
+HEAD = {"task": "lr", "backend": "jax", "mode": None, "rounds": 100, "tiny": False, "device": "test"}
+PLAIN = {"rate_factor": 1.0, "curvature": "fixed", "options": {}, "diverged": False}
+
+
+def line(optimizer, seed, to_target, **more):
+    timed = {"seconds_to_target": to_target, "steps_to_target": to_target, "gradients_to_target": to_target}
+    cost = {"ms_per_step": 10.0, "ms_per_refresh": 400.0, "ms_per_gradient": 8.0, "overhead_measured": 0.07}
+    found = {"best_val": 0.9, "best_val_round": 5, "target_val": 0.9, "best_train": 0.1, "seconds": 9.0}
+    rest = {"peak_memory": None, "refresh_every": 800, "seconds_to_train_target": to_target, "curve": ""}
+    base = None if optimizer in ("kfac", "lbfgs") else optimizer.removeprefix("fosi-")
+    return {
+        **HEAD,
+        **PLAIN,
+        **timed,
+        **cost,
+        **found,
+        **rest,
+        "optimizer": optimizer,
+        "base": base,
+        "seed": seed,
+        **more,
+    }
+
+
+def three(optimizer, *times, **more):
+    return [line(optimizer, seed, time, **more) for seed, time in enumerate(times)]
+
+
+def test_ratio_is_of_the_same_seed_and_a_miss_counts_two():
+    group = Group("lr", three("adam", 10.0, 20.0, 40.0) + three("fosi-adam", 8.0, 10.0, None))
+    # 0.8, 0.5 and a miss.
+    assert group.ratio(group.pick("fosi-adam"), "adam") == (0.8, 1, 3)
+    group = Group("lr", three("adam", 10.0, 20.0, 40.0) + three("fosi-adam", 8.0, None, None))
+    assert group.ratio(group.pick("fosi-adam"), "adam") == (2.0, 2, 3)
+    assert group.median(group.pick("fosi-adam"), "seconds_to_target") is None
+    assert markdown.ratio(group.ratio(group.pick("fosi-adam"), "adam")) == "2.00 (2 of 3 never)"
+    assert group.ratio(group.pick("fosi-heavy-ball"), "heavy-ball") is None
+    # Seeds that the base has not are no ratio.
+    group = Group("lr", [line("adam", 1, 10.0), line("fosi-adam", 0, 1.0), line("fosi-adam", 1, 5.0)])
+    assert group.ratio(group.pick("fosi-adam"), "adam") == (0.5, 0, 1)
+
+
+def test_settings_other_than_the_papers_are_kept_apart():
+    lines = [
+        line("fosi-adam", 0, 1.0),
+        line("fosi-adam", 0, 2.0, rate_factor=3.0),
+        line("fosi-adam", 0, 3.0, curvature="current"),
+        line("fosi-adam", 0, 4.0, options={"k": 4}),
+    ]
+    group = Group("lr", lines)
+    assert [x["seconds_to_target"] for x in group.pick("fosi-adam").values()] == [1.0]
+    assert group.pick("fosi-adam", 3.0)[0]["seconds_to_target"] == 2.0
+    assert group.pick("fosi-adam", curvature="current")[0]["seconds_to_target"] == 3.0
+    assert group.pick("fosi-adam", options={"k": 4})[0]["seconds_to_target"] == 4.0
+
+
+def test_means_over_tasks_and_bases():
+    lines = three("heavy-ball", 10.0) + three("fosi-heavy-ball", 5.0) + three("adam", 10.0) + three("fosi-adam", None)
+    lines += three("adam", 2.5, rate_factor=3.0)
+    text = markdown.summary({"lr": Group("lr", lines)})
+    # (0.5 + 2) / 2 and √(0.5 · 2); the control is 0.25.
+    assert "| seconds to the validation target | 1.25 | 1.00 | 0.75 | 0.25 | 0.25 |" in text
+    assert Group("lr", lines).best_against_best() == 0.5
+
+
+def test_overhead_in_the_papers_words():
+    lines = three("adam", 1.0, ms_per_step=10.0, ms_per_refresh=None, overhead_measured=None)
+    lines += three("fosi-adam", 1.0, ms_per_step=10.2)
+    found = Group("lr", lines).overhead("adam")
+    # T = τ₃ / (1.1 τ₁ − τ₂) = 400 / 0.8.
+    assert found[:3] == (10.0, 10.2, 400.0) and found.measured_every == 500 and found.every == 800
+    lines[1] = line("fosi-adam", 0, 1.0, ms_per_step=11.5)
+    assert Group("lr", lines).overhead("adam").measured_every is None
+    assert Group("lr", three("adam", 1.0)).overhead("adam") is None
+
+
+def test_papers_ratios_are_the_papers():
+    mean = [ratios.paper_ratio(task, base) for task in ratios.PAPER for base in ratios.BASES]
+    assert sum(mean) / len(mean) == pytest.approx(0.75, abs=0.01)
+    mean = [ratios.paper_ratio(task, base, train=True) for task in ratios.PAPER for base in ratios.BASES]
+    assert sum(mean) / len(mean) == pytest.approx(0.78, abs=0.01)
+    best = [ratios.paper_best_against_best(task) for task in ratios.PAPER]
+    assert (round(min(best), 2), round(max(best), 2)) == (0.48, 0.77)
+
+
+def test_runs_that_cannot_be_compared_are_kept_apart():
+    lines = (
+        three("adam", 1.0, 2.0, 3.0) + three("fosi-adam", 1.0, device="another") + three("adam", 1.0, backend="torch")
+    )
+    assert [x["seed"] for x in ratios.groups(lines)["lr"].lines] == [0, 1, 2]
+
+
+def test_tuned_second_order_is_shown_at_its_best():
+    lines = [
+        line("kfac", 0, None, best_val=0.5, options={"momentum": 0.9}),
+        line("kfac", 0, None, best_val=0.8, options={"momentum": 0.5}),
+        line("kfac", 0, None, best_val=0.9, options={"momentum": 0.1}, diverged=True),
+    ]
+    assert markdown.best_of(Group("lr", lines), "kfac")["options"] == {"momentum": 0.5}
+    assert markdown.best_of(Group("lr", lines), "lbfgs") is None
+    text = markdown.second_order({"lr": Group("lr", lines)})
+    assert "| LR | kfac | momentum 0.5 | 80.0% | 0.1 | 9 | 10 | never |" in text
+
+
+def test_best_round_and_a_run_of_nothing_but_nan():
+    class P:
+        def __init__(self, metric):
+            self.metric = metric
+
+    points = [P(0.5), P(0.9), P(math.nan), P(0.9)]
+    assert summary.best_round(points, 1) == 2 and summary.best_round(points, -1) == 1
+    assert summary.best_round([P(math.nan)], 1) is None
+
+
+def test_nothing_to_report(tmp_path):
+    assert report.write(tmp_path) == [] and list(tmp_path.iterdir()) == []
+    assert set(report.ORDER) == set(TASKS)

@@ -1,0 +1,246 @@
+"""Runs on disk: what a line says, a killed run goes on to the same numbers, and what does not fit is named."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("flax")
+
+from fosi.experiments.tasks import runs, summary
+from fosi.experiments.tasks.plan import Plan
+from fosi.experiments.tasks.training import Point
+
+FOSI = {"k": 3, "num_matvecs": 12, "warmup": 6, "refresh_every": 7}
+FIELDS = [
+    "task",
+    "protocol",
+    "backend",
+    "optimizer",
+    "base",
+    "seed",
+    "device",
+    "steps",
+    "seconds",
+    "best_val",
+    "best_train",
+    "target_val",
+    "seconds_to_target",
+    "steps_to_target",
+    "gradients_to_target",
+    "seconds_to_train_target",
+    "ms_per_step",
+    "ms_per_refresh",
+    "refreshes",
+    "overhead_measured",
+    "peak_memory",
+    "diverged",
+    "versions",
+]
+
+
+def plan(optimizer="fosi-heavy-ball", **changes):
+    options = FOSI if optimizer.startswith("fosi-") else {}
+    return Plan(**{"task": "lr", "optimizer": optimizer, "rounds": 5, "tiny": True, "options": options, **changes})
+
+
+def untimed(points):
+    return [(p.step, p.train_loss, p.metric, p.refreshes, p.lr_scale, p.eigenvalues) for p in points]
+
+
+class Killed(Exception):
+    pass
+
+
+def test_interrupted_run_goes_on_to_the_same_numbers(tmp_path):
+    which = plan(rate_factor=0.1)
+    problem = which.build(None, False)
+    whole = runs.run(which, problem, tmp_path / "whole")
+    assert whole.done is not None and len(whole.points) == 5 and whole.points[-1].refreshes > 2
+    assert not (tmp_path / "whole" / "lr" / "checkpoints" / which.name).exists()
+
+    def kill(point, engine):
+        if point.step == 4 * engine.steps_a_round:
+            raise Killed
+
+    with pytest.raises(Killed):
+        runs.run(which, problem, tmp_path / "cut", kill, checkpoint_seconds=0)
+    files = runs.Files.of(which, tmp_path / "cut")
+    # The fourth point is written, its checkpoint is not; and the kill came in the middle of a line.
+    with files.curve.open("a") as stream:
+        stream.write('{"step": 2')
+    assert runs.read(files.curve).done is None and len(runs.read(files.curve).points) == 4
+    seen = []
+    again = runs.run(which, problem, tmp_path / "cut", lambda point, engine: seen.append(point.step))
+    assert seen == [20, 25]  # three of the rounds were saved
+    assert untimed(again.points) == untimed(whole.points)
+    seconds = [point.seconds for point in again.points]
+    assert seconds == sorted(seconds) and again.points[-1].refresh_seconds < seconds[-1]
+    # What is there is not made again.
+    assert runs.run(which, None, tmp_path / "cut").points == again.points
+
+
+def test_killed_command_goes_on_to_the_same_numbers(tmp_path):
+    """The real thing: SIGKILL, while it trains."""
+    which = Plan("lr", "fosi-adam", tiny=True, rounds=40, options=FOSI)
+    curve = runs.Files.of(which, tmp_path / "killed").curve
+    given = ["train", "lr", "--optimizer", "fosi-adam", "--tiny", "--rounds", "40", "--checkpoint-every", "0"]
+    given += [f"--set={name}={value}" for name, value in FOSI.items()] + ["--out", str(tmp_path / "killed")]
+    command = [sys.executable, "-c", "from fosi.cli import main; main()", *given]
+    process = subprocess.Popen(command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, stdout=subprocess.DEVNULL)
+    try:
+        while process.poll() is None and not (curve.exists() and curve.read_text().count("\n") > 4):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == -signal.SIGKILL and runs.read(curve).done is None
+    seen = []
+    problem = which.build(None, False)
+    again = runs.run(which, problem, tmp_path / "killed", lambda point, engine: seen.append(point))
+    whole = runs.run(which, problem, tmp_path / "whole")
+    assert 0 < len(seen) < 40 and len(whole.points) == 40
+    assert untimed(again.points) == untimed(whole.points)
+
+
+def test_line_has_all_fields_and_a_missed_target_is_null(tmp_path):
+    for which in (plan("heavy-ball"), plan(), plan("heavy-ball", rate_factor=3.0), plan("lbfgs")):
+        runs.run(which, which.build(None, False), tmp_path)
+    lines = {x["curve"]: x for x in summary.write(tmp_path / "lr")}
+    written = [json.loads(x) for x in (tmp_path / "lr" / "runs.jsonl").read_text().splitlines()]
+    assert written == list(lines.values()) and len(written) == 4
+    for line in written:
+        assert set(FIELDS) <= set(line)
+        assert (tmp_path / "lr" / line["curve"]).exists()
+        assert line["versions"]["jax"] and line["device"]
+    base = lines[f"curves/{plan('heavy-ball').name}.jsonl"]
+    fosi = lines[f"curves/{plan().name}.jsonl"]
+    assert base["base"] == fosi["base"] == "heavy-ball" and base["target_val"] == base["best_val"] == fosi["target_val"]
+    assert base["steps_to_target"] is not None and base["overhead_measured"] is None
+    assert fosi["overhead_measured"] is not None and fosi["refreshes"] > 0
+    assert lines[f"curves/{plan('lbfgs').name}.jsonl"]["base"] is None
+
+
+def points(*rows):
+    return tuple(Point(10 * i, s, loss, metric, r, rs, 1.0, ()) for i, (s, loss, metric, r, rs) in enumerate(rows, 1))
+
+
+def curve(which, rows, gradient=0.5, diverged=False):
+    done = {"gradient_seconds": gradient, "peak_memory": None, "diverged": diverged, "compile_seconds": 1.0}
+    environment = {"device": "test", "rate": 0.1}
+    return runs.Curve(which, which, environment, points(*rows), done)
+
+
+def test_targets_by_hand(tmp_path):
+    class Named:
+        name = "x.jsonl"
+
+    def line(optimizer, rows, reference=None, **changes):
+        made = curve(plan(optimizer, **changes), rows)
+        made = runs.Curve(Named, *(getattr(made, f) for f in ("plan", "environment", "points", "done")))
+        return summary.summary(made, reference or made)
+
+    base_rows = ((1.0, 3.0, 0.5, 0, 0.0), (2.0, 1.0, 0.9, 0, 0.0), (3.0, 2.0, 0.8, 0, 0.0))
+    base = curve(plan("heavy-ball"), base_rows)
+    got = line("heavy-ball", base_rows)
+    assert (got["target_val"], got["seconds_to_target"], got["steps_to_target"]) == (0.9, 2.0, 20)
+    assert (got["target_train"], got["seconds_to_train_target"]) == (1.0, 2.0)
+    assert got["ms_per_step"] == pytest.approx(100.0) and got["ms_per_refresh"] is None
+    got = line("fosi-heavy-ball", ((1.5, 2.0, 0.9, 1, 0.5), (3.5, 0.5, 0.7, 2, 1.5), (4.5, 0.5, 0.6, 2, 1.5)), base)
+    assert (got["seconds_to_target"], got["steps_to_target"], got["seconds_to_train_target"]) == (1.5, 10, 3.5)
+    # Ten gradients, and a refresh that took as long as one.
+    assert got["gradients_to_target"] == pytest.approx(11.0)
+    assert got["ms_per_step"] == pytest.approx(100.0) and got["ms_per_refresh"] == pytest.approx(750.0)
+    assert got["overhead_measured"] == pytest.approx(0.5)
+    worse = ((1.0, 3.0, 0.5, 0, 0.0), (2.0, math.nan, math.nan, 0, 0.0))
+    got = line("heavy-ball", worse, base, rate_factor=3.0)
+    assert (got["best_val"], got["best_train"]) == (0.5, 3.0)
+    assert got["seconds_to_target"] is got["steps_to_target"] is got["gradients_to_target"] is None
+    assert got["seconds_to_train_target"] is None and got["target_val"] == 0.9
+    # A step of K-FAC counts what it costs: 0.2 s are 0.4 gradients of 0.5 s.
+    got = line("lbfgs", ((2.0, 3.0, 0.95, 0, 0.0),), base)
+    assert got["gradients_to_target"] == pytest.approx(10 * 0.4)
+
+
+def test_runs_that_shared_the_device_take_the_times_of_one_that_did_not():
+    alone = curve(plan("fosi-adam"), ((2.0, 3.0, 0.5, 1, 1.0), (5.0, 1.0, 0.9, 2, 3.0)))  # 0.1 s, 1.5 s
+    busy = curve(plan("fosi-adam", seed=1), ((9.0, 3.0, 0.5, 0, 0.0), (70.0, 1.0, 0.9, 1, 9.0)), gradient=7.0)
+    busy.environment["shared"] = True
+    other = curve(plan("adam", seed=1), ((9.0, 3.0, 0.5, 0, 0.0),))
+    other.environment["shared"] = True
+    found = summary.retimed([alone, busy, other])
+    assert found[0] is alone and found[2] is other  # no run of adam had the device alone
+    assert [p.seconds for p in found[1].points] == pytest.approx([1.0, 3.5])
+    assert [p.refresh_seconds for p in found[1].points] == pytest.approx([0.0, 1.5])
+    assert found[1].done["gradient_seconds"] == 0.5 and found[1].points[1].metric == 0.9
+
+
+def test_lower_is_better_for_a_loss():
+    class Named:
+        name = "x.jsonl"
+
+    rows = ((1.0, 3.0, 2.5, 0, 0.0), (2.0, 1.0, 1.9, 0, 0.0), (3.0, 1.0, 2.0, 0, 0.0))
+    made = curve(plan("adam", task="lm"), rows)
+    made = runs.Curve(Named, made.plan, made.environment, made.points, made.done)
+    got = summary.summary(made, made)
+    assert (got["best_val"], got["seconds_to_target"]) == (1.9, 2.0)
+
+
+def test_names_differ_where_settings_do():
+    plans = [
+        plan("adam"),
+        plan("adam", seed=1),
+        plan("adam", rate_factor=3.0),
+        plan("adam", backend="torch"),
+        plan("adam", rounds=6),
+        plan("adam", tiny=False),
+        plan("fosi-adam"),
+        plan("fosi-adam", curvature="current"),
+        plan("fosi-adam", options={"k": 4}),
+    ]
+    assert len({one.name for one in plans}) == len(plans)
+    assert plan("fosi-adam", curvature="current").reference == plan("adam")
+    assert plan("adam", rate_factor=3.0, seed=2).reference == plan("adam", seed=2)
+    assert plan("lbfgs").reference == plan("heavy-ball")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "mnist"}, "task is 'mnist'; give one of lr, "),
+        ({"optimizer": "sgd"}, "optimizer is 'sgd'; give one of gd, heavy-ball"),
+        ({"backend": "numpy"}, "backend is 'numpy'; give jax or torch"),
+        ({"task": "ae", "backend": "torch"}, "there are the tasks lr and lm; ae is in jax only"),
+        ({"mode": "cached"}, "mode is 'cached'; lr has none"),
+        ({"rounds": 0}, "rounds is 0; give 1 or more"),
+        ({"rate_factor": 0.0}, "rate_factor is 0.0; give a number above 0"),
+    ],
+)
+def test_bad_plans(change, message):
+    with pytest.raises(ValueError, match=message):
+        plan(**change)
+
+
+def test_other_settings_and_other_devices_are_refused(tmp_path):
+    which = plan("adam")
+    problem = which.build(None, False)
+    runs.run(which, problem, tmp_path)
+    path = runs.Files.of(which, tmp_path).curve
+    text = path.read_text()
+    path.write_text(text.replace('"seed": 0', '"seed": 7', 1))
+    with pytest.raises(ValueError, match=r"is a run with \{'seed': 7}, not {'seed': 0}: give another folder"):
+        runs.run(which, problem, tmp_path)
+    first, rest = text.split("\n", 1)
+    first = json.dumps({**json.loads(first), "device": "abacus"})
+    path.write_text("\n".join([first, *rest.split("\n")[:2]]) + "\n")
+    with pytest.raises(ValueError, match="was begun on 'abacus', this is 'cpu'"):
+        runs.run(which, problem, tmp_path)
+    path.write_text('{"kind": "environment", "command": "quickstart"}\n')
+    with pytest.raises(ValueError, match="is not the curve of a run"):
+        runs.run(which, problem, tmp_path)
