@@ -190,8 +190,9 @@ def test_order_and_weights_depend_on_seed_and_round_alone():
     torch.rand(3)
     assert torch.equal(engine.order(2), order)
     assert not torch.equal(engine.order(1), order) and not torch.equal(other.order(2), order)
-    starts = TorchEngine(TASKS["lm"], built("lm"), "adam", 0).order(0)
-    assert starts.shape == (10, 4) and starts.min() >= 0 and starts.max() < 2304 - 16
+    windows = TorchEngine(TASKS["lm"], built("lm"), "adam", 0)
+    starts = torch.stack([windows.order(index) for index in range(100)])
+    assert starts.shape == (100, 10, 4) and 0 <= starts.min() < 10 and 2304 - 16 - 10 <= starts.max() < 2304 - 16
     first, second, third = (built("lm", seed).model.first.weight_hh_l0 for seed in (0, 0, 1))
     assert torch.equal(first, second) and not torch.equal(first, third)
 
