@@ -97,7 +97,8 @@ def test_hessian_products_are_right_and_symmetric(mode):
         # A few steps away from the start: there, scales are 1 and biases 0.
         theta, back = ravel_pytree(params)
         theta = theta + 0.1 * jax.random.normal(jax.random.key(0), theta.shape)
-        gradient = jax.jit(jax.grad(lambda theta: problem.loss(back(theta), state, batch)[0]))
+        loss = jax.jit(lambda theta: problem.loss(back(theta), state, batch)[0])
+        gradient = jax.jit(jax.grad(loss))
         product = jax.jit(lambda v: jax.jvp(gradient, (theta,), (v,))[1])
         # Short steps, so that none of the ReLUs between the two points turns on or off.
         u, v = (x / jnp.linalg.norm(x) for x in jax.random.normal(jax.random.key(1), (2, theta.size)))
@@ -105,6 +106,8 @@ def test_hessian_products_are_right_and_symmetric(mode):
         assert hv.dtype == jnp.float64
         step = 1e-6
         for exact, along in ((hu, u), (hv, v)):
+            slope = (loss(theta + step * along) - loss(theta - step * along)) / (2 * step)
+            assert float(gradient(theta) @ along) == pytest.approx(float(slope), rel=1e-6)
             differences = (gradient(theta + step * along) - gradient(theta - step * along)) / (2 * step)
             assert float(jnp.linalg.norm(exact - differences)) < 1e-6 * float(jnp.linalg.norm(exact))
         assert float(u @ hv) == pytest.approx(float(v @ hu), rel=1e-10)
