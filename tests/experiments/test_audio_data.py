@@ -245,7 +245,7 @@ LABELS = ["/m/09x0r", "/m/05zppz", "/t/dd00003", "/m/0k5j"]
 
 
 def audioset_folder(where):
-    """Two parts of four clips: one is missing, one is empty, and two are there, of ten seconds and of 2.98."""
+    """Two parts of four clips: one is missing, one is empty, and two are there, of ten seconds or more and of 2.98."""
     where.mkdir()
     lines = [f'{index},{mid},"A name, with a comma"' for index, mid in enumerate(LABELS)]
     (where / "class_labels_indices.csv").write_text("\n".join(["index,mid,display_name", *lines]) + "\n")
@@ -263,7 +263,7 @@ def audioset_folder(where):
         (where / part / "--broken.wav").touch()
         (where / part / "notes.txt").touch()
     train, evaluation = where / "balanced_train", where / "eval"
-    (train / "--4gqARaEJE.wav").write_bytes(wav(tone(440, 16_000, 10.5), 16_000))
+    (train / "--4gqARaEJE.wav").write_bytes(wav(tone(440, 16_000, 11.5), 16_000))
     (train / "short.flac").write_bytes(encoded(tone(2000, 44_100, 2.98), 44_100, "FLAC"))
     (evaluation / "--4gqARaEJE.ogg").write_bytes(encoded(tone(440, 16_000, 10), 16_000, "OGG"))
     (evaluation / "short.WAV").write_bytes(wav(tone(2000, 32_000, 2.98), 32_000))
