@@ -42,7 +42,7 @@ def test_every_kind_of_tensor(zipped, tmp_path):
         part=numbers[1:, ::2, 3],  # of the same storage as the others
         repeated=torch.ones(1, 3).expand(4, 3),
         scalar=torch.tensor(7),
-        empty=torch.zeros(0, 3),
+        empty=torch.zeros(3, 0),
         parameter=torch.nn.Parameter(numbers * 2),
         **{str(kind): numbers.to(kind) for kind in kinds},
     )
