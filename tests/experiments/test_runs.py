@@ -174,11 +174,15 @@ def test_runs_that_shared_the_device_take_the_times_of_one_that_did_not():
     busy.environment["shared"] = True
     other = curve(plan("adam", seed=1), ((9.0, 3.0, 0.5, 0, 0.0),))
     other.environment["shared"] = True
-    found = summary.retimed([alone, busy, other])
+    short = curve(plan("fosi-adam", rounds=1, seed=2), ((9.0, 3.0, 0.5, 0, 0.0),))
+    found = summary.retimed([alone, busy, other, short])
     assert found[0] is alone and found[2] is other  # no run of adam had the device alone
     assert [p.seconds for p in found[1].points] == pytest.approx([1.0, 3.5])
     assert [p.refresh_seconds for p in found[1].points] == pytest.approx([0.0, 1.5])
     assert found[1].done["gradient_seconds"] == 0.5 and found[1].points[1].metric == 0.9
+    # The times may be those of a short run, or of one at another rate.
+    alone = curve(plan("fosi-adam", rounds=2, rate_factor=3.0), ((2.0, 3.0, 0.5, 1, 1.0), (5.0, 1.0, 0.9, 2, 3.0)))
+    assert [p.seconds for p in summary.retimed([busy, alone])[0].points] == pytest.approx([1.0, 3.5])
 
 
 def test_lower_is_better_for_a_loss():

@@ -42,8 +42,10 @@ def leaves(tree):
         kind = "weight" if words[-1] == "kernel" else "bias"
         if len(words) == 1:
             name = kind
-        elif "cell" in words:
-            name = f"{words[0]}.{kind}_{'ih' if 'dense_i' in words or kind == 'bias' else 'hh'}_l0"
+        elif words[-1] == "before":
+            name = f"{words[0]}.weight_hh_l0"
+        elif "inputs" in words:
+            name = f"{words[0]}.{kind}_ih_l0"
         else:
             name = f"{words[0]}.{kind}"
         found[name] = array.T

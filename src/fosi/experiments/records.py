@@ -38,9 +38,9 @@ def environment(**settings: Any) -> dict[str, Any]:
 def write_jsonl(path: Path, records: Iterable[Record]) -> None:
     """Writes one record a line; a number that is not finite becomes null, for JSON knows no NaN.
 
-    The file is there in whole or as it was before, whatever happens meanwhile.
+    The file is there in whole or as it was before, whatever happens meanwhile, also where several processes write it.
     """
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.write_text(_lines(records), encoding="utf-8")
     part.replace(path)
 

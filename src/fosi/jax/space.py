@@ -216,7 +216,10 @@ def _written(pieces: list[jax.Array]) -> jax.Array:
 
 
 def _concatenated(pieces: list[jax.Array]) -> jax.Array:
-    # Fused into the product that follows, a concatenation of many leaves makes that product six times slower.
+    # Fused into the product that follows, a concatenation of many leaves makes that product six times slower. And what
+    # is fused into it is computed as its entries are, one by one: the sum of a batch's gradients of a bias took a step
+    # of softmax regression from 0.06 ms to 0.44.
+    pieces = jax.lax.optimization_barrier(pieces)
     return jax.lax.optimization_barrier(jnp.concatenate(pieces))
 
 

@@ -37,14 +37,24 @@ def summarise(finished: Iterable[Curve]) -> list[dict[str, Any]]:
 
 
 def retimed(finished: Iterable[Curve]) -> list[Curve]:
-    """The runs, those that shared their device with the times of a run of another seed that had it alone.
+    """The runs, those that shared their device with the times of a run that had it alone.
 
-    A step and a refresh take as long with one seed as with another, so the seconds of such a run are its steps and its
-    refreshes times those. One without such a run keeps the seconds it has.
+    A step and a refresh take as long with one seed as with another, at one rate as at another, and in a short run as in
+    a long one, so the seconds of such a run are its steps and its refreshes times those. One without such a run keeps
+    the seconds it has.
     """
     known = list(finished)
-    alone = {replace(curve.plan, seed=0).name: curve for curve in known if not curve.environment.get("shared")}
-    return [_with_times(curve, alone.get(replace(curve.plan, seed=0).name)) for curve in known]
+    alone: dict[str, Curve] = {}
+    for curve in known:
+        longer = curve.points[-1].step > alone[name].points[-1].step if (name := _costs(curve)) in alone else True
+        if not curve.environment.get("shared") and longer:
+            alone[name] = curve
+    return [_with_times(curve, alone.get(_costs(curve))) for curve in known]
+
+
+def _costs(curve: Curve) -> str:
+    """The same for runs whose steps and refreshes take equally long."""
+    return replace(curve.plan, seed=0, rounds=None, rate_factor=1.0).name
 
 
 def _with_times(curve: Curve, alone: Curve | None) -> Curve:
