@@ -14,7 +14,7 @@ from flax import nnx
 from numpy.typing import NDArray
 
 from fosi.experiments.data import audioset, esc50
-from fosi.experiments.tasks.task import Problem, Task, cross_entropy, epochs, mean_over, rows, split_model
+from fosi.experiments.tasks.task import Outputs, Problem, Task, cross_entropy, epochs, mean_over, rows, split_model
 
 BATCH_SIZE = 256
 MODES = ("esc50", "audioset")
@@ -106,6 +106,10 @@ def build(data_dir: Path | None, download: bool, seed: int, tiny: bool, mode: st
             return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, labels)), state
         return cross_entropy(logits, labels), state
 
+    def outputs(params: Any, state: Any, batch: Any) -> Outputs:
+        pieces, labels = batch
+        return Outputs("sigmoid" if several else "softmax", apply(params, state, pieces, True)[0], labels)
+
     def correct(params: Any, state: Any, batch: Any) -> jax.Array:
         pieces, labels = batch
         best = jnp.argmax(apply(params, state, pieces, False)[0], -1)
@@ -119,6 +123,7 @@ def build(data_dir: Path | None, download: bool, seed: int, tiny: bool, mode: st
         rows,
         epochs(len(train.pieces), size),
         mean_over(correct, jax.device_put(tuple(validation)), 500),
+        outputs=outputs,
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from fosi.experiments.data import cifar10
-from fosi.experiments.tasks.task import Problem, Task, epochs, mean_over, rows, split_model
+from fosi.experiments.tasks.task import Outputs, Problem, Task, epochs, mean_over, rows, split_model
 
 BATCH_SIZE = 256
 TRAINING = 45_000
@@ -60,9 +60,13 @@ def build(data_dir: Path | None, download: bool, seed: int, tiny: bool) -> Probl
         train, validation, size, channels, latent = images[:TRAINING], images[TRAINING:], BATCH_SIZE, 32, 128
     graph, params, state = split_model(Autoencoder(channels, latent, nnx.Rngs(seed)))
 
-    def errors(params: Any, state: Any, images: jax.Array) -> jax.Array:
+    def outputs(params: Any, state: Any, images: jax.Array) -> Outputs:
         wanted = images.astype(jnp.float32) / 127.5 - 1
-        return jnp.sum((nnx.merge(graph, params, state)(wanted) - wanted) ** 2, axis=(1, 2, 3))
+        return Outputs("squared", nnx.merge(graph, params, state)(wanted), wanted)
+
+    def errors(params: Any, state: Any, images: jax.Array) -> jax.Array:
+        _, found, wanted = outputs(params, state, images)
+        return jnp.sum((found - wanted) ** 2, axis=(1, 2, 3))
 
     def loss(params: Any, state: Any, images: jax.Array) -> tuple[jax.Array, Any]:
         return jnp.mean(errors(params, state, images)), state
@@ -75,6 +79,7 @@ def build(data_dir: Path | None, download: bool, seed: int, tiny: bool) -> Probl
         rows,
         epochs(len(train), size),
         mean_over(errors, jax.device_put(validation), 500),
+        outputs=outputs,
     )
 
 

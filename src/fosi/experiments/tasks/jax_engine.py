@@ -25,96 +25,34 @@ class JaxRun(NamedTuple):
     opt_state: Any
 
 
-class JaxEngine:
-    """Trains one problem with one optimizer of ``optimizers.NAMES``; see ``Engine``."""
+class OnDevice:
+    """A problem on the device: what engines in JAX share, whatever makes their steps."""
 
     backend = "jax"
 
-    def __init__(
-        self,
-        task: Task,
-        problem: Problem,
-        name: str,
-        seed: int,
-        rate_factor: float = 1.0,
-        curvature: str = "fixed",
-        **options: Any,
-    ) -> None:
-        """Builds the optimizer and compiles nothing yet.
-
-        Args:
-          task: which.
-          problem: the task, built.
-          name: of the optimizer.
-          seed: of the order of the batches.
-          rate_factor: multiplies the base's learning rate.
-          curvature: what estimates are made on, one of ``engine.CURVATURES``.
-          **options: FOSI's settings in the place of the paper's.
-        """
+    def __init__(self, problem: Problem, seed: int) -> None:
+        """Takes the problem, and the seed of the order of its batches."""
         self.problem = problem
         self.key = jax.random.key(seed)
         self.first = self.order(0)
         self.steps_a_round = len(self.first)
-        self._curvature = engine.curvature(curvature)
-        self.built = optimizers.build(name, task, self._loss, self.steps_a_round, rate_factor, **options)
-        self.rate = self.built.rate
-        fosi = self.built.fosi
-        self.schedule = None if fosi is None else fosi.schedule(problem.params)
         # XLA leaves convolutions inside a loop unoptimised on a CPU; on a GPU the loop saves the host's time a step.
         self.looped = jax.default_backend() != "cpu"
-        self._steps = jax.jit(self._many if self.looped else self._one, donate_argnums=(0, 1))
-
-    def compile(self) -> None:
-        """Compiles all that runs on the clock, on copies."""
-        run = self.start()
-        if self.built.fosi is not None:
-            run = self.refresh(run, self.first, 0)
-        run, _ = self.advance(run, self.first, 0, min(2, self.steps_a_round))
-        self.validate(run)
 
     def start(self) -> JaxRun:
         """The run before its first step."""
         params = jax.tree.map(jnp.copy, self.problem.params)  # steps write over theirs
         state = jax.tree.map(jnp.copy, self.problem.state)
         # Copied too: optax.lbfgs has one array twice in its state, which cannot be given away twice.
-        opt_state = jax.tree.map(jnp.copy, self.built.transform.init(params))
-        return JaxRun(params, state, opt_state)
+        return JaxRun(params, state, jax.tree.map(jnp.copy, self._init(params, state)))
 
     def order(self, index: int) -> jax.Array:
         """The batches of a round."""
         return jax.block_until_ready(self.problem.order(jax.random.fold_in(self.key, index)))
 
-    def advance(self, run: JaxRun, order: jax.Array, start: int, stop: int) -> tuple[JaxRun, float]:
-        """Takes the steps of the round from ``start`` up to ``stop``; the sum of their losses."""
-        total = jnp.zeros(())
-        if self.looped:
-            run, total = self._steps(run, total, self.problem.data, order, start, stop)
-        else:
-            for index in range(start, stop):
-                run, total = self._steps(run, total, self.problem.data, order[index])
-        # The sum comes out of the same program as the run: where it is there, the run is.
-        return run, float(total)
-
-    def refresh(self, run: JaxRun, order: jax.Array, index: int) -> JaxRun:
-        """Estimates anew before step ``index`` of the round."""
-        assert self.built.fosi is not None
-        chosen = self._curvature(self.first, order, index)
-        batches = [(run.state, self.problem.batch(self.problem.data, indices)) for indices in chosen]
-        batch = batches[0] if len(batches) == 1 else Batches(batches)
-        opt_state = self.built.fosi.refresh(run.opt_state, run.params, batch=batch)
-        return run._replace(opt_state=jax.block_until_ready(opt_state))
-
     def validate(self, run: JaxRun) -> float:
         """The metric on the validation data."""
         return float(self.problem.validate(run.params, run.state))
-
-    def estimate(self, run: JaxRun) -> Estimate:
-        """What FOSI works with."""
-        ours = [s for s in jax.tree.leaves(run.opt_state, is_leaf=_is_fosi) if _is_fosi(s)]
-        if not ours:
-            return Estimate()
-        used = np.asarray(ours[0].accepted)
-        return Estimate(float(ours[0].lr_scale), tuple(float(x) for x in np.asarray(ours[0].eigenvalues)[used]))
 
     def gradient_seconds(self) -> float:
         """How long one gradient of a batch takes: the least of three times as many as fit into a round, at most 20."""
@@ -172,6 +110,82 @@ class JaxEngine:
         if shapes != [(_plain(leaf).shape, _plain(leaf).dtype) for leaf in like]:
             raise ValueError("the checkpoint is of another model or another optimizer")
         return jax.tree.unflatten(tree, [_as_was(x, leaf) for x, leaf in zip(arrays, like, strict=True)])
+
+    def _init(self, params: Any, state: Any) -> Any:
+        """The optimizer's state before the first step."""
+        raise NotImplementedError
+
+
+class JaxEngine(OnDevice):
+    """Trains one problem with one optimizer that ``optimizers.build`` knows; see ``Engine``."""
+
+    def __init__(
+        self,
+        task: Task,
+        problem: Problem,
+        name: str,
+        seed: int,
+        rate_factor: float = 1.0,
+        curvature: str = "fixed",
+        **options: Any,
+    ) -> None:
+        """Builds the optimizer and compiles nothing yet.
+
+        Args:
+          task: which.
+          problem: the task, built.
+          name: of the optimizer.
+          seed: of the order of the batches.
+          rate_factor: multiplies the base's learning rate.
+          curvature: what estimates are made on, one of ``engine.CURVATURES``.
+          **options: FOSI's settings in the place of the paper's.
+        """
+        super().__init__(problem, seed)
+        self._curvature = engine.curvature(curvature)
+        self.built = optimizers.build(name, task, self._loss, self.steps_a_round, rate_factor, **options)
+        self.rate = self.built.rate
+        fosi = self.built.fosi
+        self.schedule = None if fosi is None else fosi.schedule(problem.params)
+        self._steps = jax.jit(self._many if self.looped else self._one, donate_argnums=(0, 1))
+
+    def compile(self) -> None:
+        """Compiles all that runs on the clock, on copies."""
+        run = self.start()
+        if self.built.fosi is not None:
+            run = self.refresh(run, self.first, 0)
+        run, _ = self.advance(run, self.first, 0, min(2, self.steps_a_round))
+        self.validate(run)
+
+    def advance(self, run: JaxRun, order: jax.Array, start: int, stop: int) -> tuple[JaxRun, float]:
+        """Takes the steps of the round from ``start`` up to ``stop``; the sum of their losses."""
+        total = jnp.zeros(())
+        if self.looped:
+            run, total = self._steps(run, total, self.problem.data, order, start, stop)
+        else:
+            for index in range(start, stop):
+                run, total = self._steps(run, total, self.problem.data, order[index])
+        # The sum comes out of the same program as the run: where it is there, the run is.
+        return run, float(total)
+
+    def refresh(self, run: JaxRun, order: jax.Array, index: int) -> JaxRun:
+        """Estimates anew before step ``index`` of the round."""
+        assert self.built.fosi is not None
+        chosen = self._curvature(self.first, order, index)
+        batches = [(run.state, self.problem.batch(self.problem.data, indices)) for indices in chosen]
+        batch = batches[0] if len(batches) == 1 else Batches(batches)
+        opt_state = self.built.fosi.refresh(run.opt_state, run.params, batch=batch)
+        return run._replace(opt_state=jax.block_until_ready(opt_state))
+
+    def estimate(self, run: JaxRun) -> Estimate:
+        """What FOSI works with."""
+        ours = [s for s in jax.tree.leaves(run.opt_state, is_leaf=_is_fosi) if _is_fosi(s)]
+        if not ours:
+            return Estimate()
+        used = np.asarray(ours[0].accepted)
+        return Estimate(float(ours[0].lr_scale), tuple(float(x) for x in np.asarray(ours[0].eigenvalues)[used]))
+
+    def _init(self, params: Any, state: Any) -> Any:
+        return self.built.transform.init(params)
 
     def _loss(self, params: Any, batch: Any) -> tuple[jax.Array, Any]:
         state, examples = batch

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fosi.experiments.tasks import inputs
-from fosi.experiments.tasks.task import Problem, Task, cross_entropy, epochs, mean_over, rows, split_model
+from fosi.experiments.tasks.task import Outputs, Problem, Task, cross_entropy, epochs, mean_over, rows, split_model
 
 
 def build(data_dir: Path | None, download: bool, seed: int, tiny: bool) -> Problem:
@@ -26,6 +26,9 @@ def build(data_dir: Path | None, download: bool, seed: int, tiny: bool) -> Probl
     def loss(params: Any, state: Any, batch: Any) -> tuple[jax.Array, Any]:
         return cross_entropy(logits(params, state, batch[0]), batch[1]), state
 
+    def outputs(params: Any, state: Any, batch: Any) -> Outputs:
+        return Outputs("softmax", logits(params, state, batch[0]), batch[1])
+
     def correct(params: Any, state: Any, batch: Any) -> jax.Array:
         return jnp.argmax(logits(params, state, batch[0]), -1) == batch[1]
 
@@ -37,6 +40,7 @@ def build(data_dir: Path | None, download: bool, seed: int, tiny: bool) -> Probl
         rows,
         epochs(len(train[0]), size),
         mean_over(correct, jax.device_put(validation), 2000),
+        outputs=outputs,
     )
 
 

@@ -16,6 +16,22 @@ State = Any
 Batch = Any
 
 
+class Outputs(NamedTuple):
+    """What a loss is made of, for optimizers that look inside it.
+
+    Attributes:
+      kind: ``"softmax"``: cross-entropy of logits, mean over examples. ``"sigmoid"``: the same of labels of which an
+        example may have several, mean over examples and labels. ``"squared"``: squared error, summed over what an
+        example consists of, mean over examples.
+      predicted: the model's, an example in each row.
+      wanted: the classes of ``"softmax"``; for the others of the shape of ``predicted``.
+    """
+
+    kind: str
+    predicted: jax.Array
+    wanted: jax.Array
+
+
 class Problem(NamedTuple):
     """A task ready to be trained.
 
@@ -29,6 +45,7 @@ class Problem(NamedTuple):
       order: order(key) -> the indices of one round, (steps, batch size): an epoch in an order of its own.
       validate: validate(params, state) -> the metric on the validation data.
       facts: what a results file should say of how it was built.
+      outputs: outputs(params, state, batch) -> what ``loss`` is made of, as in training; None where nobody gives it.
     """
 
     params: Params
@@ -39,6 +56,7 @@ class Problem(NamedTuple):
     order: Callable[[jax.Array], jax.Array]
     validate: Callable[[Params, State], jax.Array]
     facts: Mapping[str, Any] = MappingProxyType({})
+    outputs: Callable[[Params, State, Batch], Outputs] | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fosi.experiments.data import cifar10, imagenet
 from fosi.experiments.tasks import backbones
 from fosi.experiments.tasks.backbones import Backbone, Stage
-from fosi.experiments.tasks.task import Problem, Task, cross_entropy, epochs, mean_over, rows, split_model
+from fosi.experiments.tasks.task import Outputs, Problem, Task, cross_entropy, epochs, mean_over, rows, split_model
 
 MODES = ("loop", "cached")
 BATCH_SIZE = 128
@@ -58,6 +58,9 @@ def build(data_dir: Path | None, download: bool, seed: int, tiny: bool, mode: st
     def loss(params: Any, state: Any, batch: Any) -> tuple[jax.Array, Any]:
         return cross_entropy(logits(params, state, batch[0]), batch[1]), state
 
+    def outputs(params: Any, state: Any, batch: Any) -> Outputs:
+        return Outputs("softmax", logits(params, state, batch[0]), batch[1])
+
     def correct(params: Any, state: Any, batch: Any) -> jax.Array:
         return jnp.argmax(logits(params, state, batch[0]), -1) == batch[1]
 
@@ -74,6 +77,7 @@ def build(data_dir: Path | None, download: bool, seed: int, tiny: bool, mode: st
         epochs(len(train[0]), size),
         mean_over(correct, validation, FEATURES_BATCH),
         {"backbone": backbone.name},
+        outputs,
     )
 
 
