@@ -3,6 +3,7 @@
 _OPTIONAL = {
     **dict.fromkeys(("typer", "rich", "matplotlib", "sklearn", "jax", "optax"), "experiments"),
     **dict.fromkeys(("flax", "soundfile"), "tasks"),
+    "kfac_jax": "kfac",
     "torch": "torch",
 }
 """The extra that brings each package."""

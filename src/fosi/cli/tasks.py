@@ -10,7 +10,14 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="lr, tl, ae, lm or ac.", show_default=False)]
@@ -144,19 +151,15 @@ def _run_all(
     from fosi.experiments.tasks import runs, summary
 
     console = Console()
-    columns = (
-        TextColumn("{task.description:<30}"),
-        BarColumn(bar_width=12),
-        TextColumn("{task.fields[shown]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(elapsed_when_finished=False),
-    )
+    columns: list[ProgressColumn] = [TextColumn("{task.description}"), TextColumn("{task.fields[shown]}")]
+    if console.width >= 110:
+        columns += [BarColumn(bar_width=20), TimeElapsedColumn()]
+    columns += [TextColumn("left"), TimeRemainingColumn(compact=True, elapsed_when_finished=False)]
     problems: dict[Any, Any] = {}
     try:
         with Progress(*columns, console=console) as bar:
             for plan in plans:
-                row = bar.add_task(plan.name, total=plan.length, shown="builds and compiles")
+                row = bar.add_task(_label(plan), total=plan.length, shown="builds and compiles")
 
                 def show(point: Any, engine: Any, row: Any = row, metric: str = plan.of.metric) -> None:
                     done = point.step // engine.steps_a_round
@@ -174,9 +177,9 @@ def _run_all(
         console.print("Stopped. The same command goes on from here.")
         raise typer.Exit(130) from None
     folder = out / plans[0].task
-    names = {f"curves/{plan.name}.jsonl" for plan in plans}
-    lines = [line for line in summary.write(folder) if line["curve"] in names]
-    console.print(_table(lines, plans[0].of.title))
+    known = {line["curve"]: line for line in summary.write(folder)}
+    title = plans[0].of.title + (" (tiny, made data)" if plans[0].tiny else "")
+    console.print(_table([known[f"curves/{plan.name}.jsonl"] for plan in plans], title))
     console.print(
         "Target: the best validation of the base with the same seed and the paper's rate. Seconds are of steps and "
         "refreshes, not of compiling and evaluating; '-' means never.",
@@ -188,9 +191,14 @@ def _run_all(
     console.print(f"Events:  tensorboard --logdir {folder / 'tensorboard'}", soft_wrap=True, highlight=False)
 
 
+def _label(plan: Any) -> str:
+    faster = "" if plan.rate_factor == 1 else f" {plan.rate_factor:g}x"
+    return f"{plan.optimizer}{faster} #{plan.seed}"
+
+
 def _shown(point: Any, metric: str) -> str:
     value = f"{point.metric:.1%}" if metric == "accuracy" else f"{point.metric:.4g}"
-    refreshes = f", {point.refreshes} refreshes" if point.refreshes else ""
+    refreshes = f", refreshed {point.refreshes}x" if point.refreshes else ""
     return f"step {point.step}, loss {point.train_loss:.4g}, val. {value}{refreshes}"
 
 
@@ -221,10 +229,10 @@ def _table(lines: Iterable[dict[str, Any]], title: str) -> Table:
             name,
             str(line["seed"]),
             f"{line['best_val']:.4g}" if line["best_val"] is not None else "-",
-            f"{line['best_train']:.4g}" if line["best_train"] is not None else "-",
+            f"{line['best_train']:.3g}" if line["best_train"] is not None else "-",
             f"{line['ms_per_step']:.3g}",
-            f"{line['seconds']:.4g}",
-            "-" if reached is None else f"{reached:.4g}",
+            f"{line['seconds']:.3g}",
+            "-" if reached is None else f"{reached:.3g}",
             ratio,
             style="bold" if name.startswith("fosi-") else "",
         )

@@ -23,10 +23,12 @@ def load() -> Any:
     """Imports kfac-jax, made to work with the installed JAX.
 
     Raises:
-      ImportError: kfac-jax is not installed.
+      ModuleNotFoundError: kfac-jax is not installed.
     """
     if importlib.util.find_spec("kfac_jax") is None:
-        raise ImportError("optimizer is 'kfac', which needs kfac-jax: pip install 'fosi[kfac]'")
+        raise ModuleNotFoundError(
+            "optimizer is 'kfac', which needs kfac-jax: pip install 'fosi[kfac]'", name="kfac_jax"
+        )
     for name in MOVED:
         if name not in vars(jax.core):
             setattr(jax.core, name, getattr(jex.core, name))

@@ -54,6 +54,8 @@ def build(
       **options: FOSI's settings in the place of the paper's; those of ``optax.lbfgs``.
     """
     settings.check(name)
+    if name == "kfac":
+        raise ValueError("optimizer is 'kfac', which is no transformation of gradients: train with a KfacEngine")
     if name == "lbfgs":
         if rate_factor != 1:
             raise ValueError(f"rate_factor is {rate_factor:g}, but lbfgs finds its rate by a line search: give 1")
