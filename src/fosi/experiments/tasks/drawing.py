@@ -97,7 +97,8 @@ def _axes(task: Task, axes: Any, runs: Mapping[str, Seeds]) -> None:
     _limits(axes[1, 0], [p.metric for p in points], task.sign > 0)
     axes[0, 0].set_ylabel("training loss")
     axes[1, 0].set_ylabel(f"validation {task.metric}")
-    axes[1, 0].set_xlabel("epochs" if not task.extra.get("steps_a_round") else f"{task.extra['steps_a_round']} steps")
+    steps = task.extra.get("steps_a_round")
+    axes[1, 0].set_xlabel(f"rounds of {steps} steps" if steps else "epochs")
     axes[1, 1].set_xlabel("seconds on the clock")
 
 
