@@ -12,9 +12,9 @@ from flax import nnx
 
 from fosi.experiments.data import audioset, esc50
 from fosi.experiments.data.files import DataError
-from fosi.experiments.tasks import TASKS, ac
+from fosi.experiments.tasks import TASKS, ac, training
+from fosi.experiments.tasks.jax_engine import JaxEngine
 from fosi.experiments.tasks.task import split_model
-from fosi.experiments.tasks.training import Trainer
 
 
 def tiny(mode=None):
@@ -73,6 +73,13 @@ def test_batch_statistics_are_those_of_the_batch_and_the_running_ones_follow():
     np.testing.assert_allclose(norm["var"].get_value(), 0.9 + 0.1 * out.var((0, 1, 2)), rtol=1e-4)
 
 
+def trained(problem):
+    engine = JaxEngine(TASKS["ac"], problem, "adam", 0, rate_factor=10)
+    progress = training.start(engine)
+    points = list(training.train(engine, progress, 5))
+    return progress.run, points
+
+
 def test_statistics_given_do_not_change_the_loss_but_the_metric():
     problem = tiny()
     batch = some(problem)
@@ -80,9 +87,8 @@ def test_statistics_given_do_not_change_the_loss_but_the_metric():
     loss = jax.jit(problem.loss)
     first, other = (loss(problem.params, state, batch)[0] for state in (problem.state, moved))
     assert float(first) == float(other)
-    trainer = Trainer(TASKS["ac"], problem, "adam", 0, rate_factor=10)
-    run = trainer.start()
-    point = list(trainer.rounds(run, 5))[-1]
+    run, points = trained(problem)
+    point = points[-1]
     # Learnt, and measured with the statistics that training left; with those of the start it would be another number.
     assert point.metric > 0.9
     assert float(problem.validate(run.params, run.state)) == pytest.approx(point.metric)
@@ -125,8 +131,7 @@ def test_several_labels():
     nothing["out"]["bias"] = jax.tree.map(lambda x: jnp.array([1.0, 0, 0, 0]), nothing["out"]["bias"])
     validation = ac._made("audioset")[1]
     assert float(problem.validate(nothing, problem.state)) == pytest.approx(validation.labels[:, 0].mean())
-    trainer = Trainer(TASKS["ac"], problem, "adam", 0, rate_factor=10)
-    points = list(trainer.rounds(trainer.start(), 5))
+    _, points = trained(problem)
     assert points[-1].train_loss < points[0].train_loss and points[-1].metric > 0.9
 
 
