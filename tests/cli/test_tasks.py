@@ -74,7 +74,12 @@ def test_train_with_settings(tmp_path):
         ),
         (["train", "lr", "--optimizer", "adam", "--tiny", "--set", "k"], "--set 'k' is not NAME=VALUE"),
         (["train", "lr", "--optimizer", "adam", "--tiny", "--set", "k=3"], "k given, which are settings of FOSI"),
-        (["train", "lr", "--optimizer", "fosi-adam", "--tiny", "--set", "k=0"], "k"),
+        (["train", "lr", "--optimizer", "fosi-adam", "--tiny", "--set", "k=0"], "k + ell"),
+        (["train", "lr", "--optimizer", "fosi-adam", "--tiny", "--set", "bogus=3"], "bogus"),
+        (
+            ["train", "lr", "--optimizer", "fosi-adam", "--tiny", "--set", "seed=1"],
+            "seed is no setting of the optimizer",
+        ),
         (["train", "lr", "--optimizer", "lbfgs", "--tiny", "--rate-factor", "3"], "finds its rate by a line search"),
         (["compare", "lr", "--seeds", "a"], "--seeds is 'a'; give whole numbers"),
         (["compare", "lr", "--backend", "mlx"], "backend is 'mlx'; give jax or torch"),
@@ -85,6 +90,22 @@ def test_bad_input_is_named_and_leaves_nothing(arguments, message, tmp_path, mon
     result = invoke(*arguments)
     assert result.exit_code == 2 and message in result.output, result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_report_overwrites_nothing_else_and_says_where_runs_are(tmp_path):
+    given = ["train", "lr", "--optimizer", "fosi-adam", "--tiny", "--rounds", "3", *FOSI, "--out", str(tmp_path)]
+    result = invoke(*given)
+    assert result.exit_code == 0 and "no base" in result.output, result.output
+    (tmp_path / "README.md").write_text("# Mine")
+    result = invoke("report", str(tmp_path))
+    assert result.exit_code == 2 and "is not a report, and a report would overwrite it" in result.output
+    assert (tmp_path / "README.md").read_text() == "# Mine"
+    (tmp_path / "README.md").unlink()
+    result = invoke("report", str(tmp_path / "lr"))
+    assert result.exit_code == 2 and "give the folder above it" in result.output
+    assert invoke("report", str(tmp_path)).exit_code == 0
+    text = (tmp_path / "README.md").read_text()
+    assert "never" not in text.partition("## ")[2] and "(lr/learning-curves.png)" not in text
 
 
 def test_corrupted_data_is_named_with_what_to_do(tmp_path):

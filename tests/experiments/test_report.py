@@ -9,12 +9,13 @@ pytest.importorskip("flax")
 from fosi.experiments.tasks import TASKS, markdown, ratios, report, summary
 from fosi.experiments.tasks.ratios import Group
 
-HEAD = {"task": "lr", "backend": "jax", "mode": None, "rounds": 100, "tiny": False, "device": "test"}
+HEAD = {"task": "lr", "backend": "jax", "mode": None, "backbone": None, "rounds": 100, "tiny": False, "device": "test"}
 PLAIN = {"rate_factor": 1.0, "curvature": "fixed", "options": {}, "diverged": False}
 
 
 def line(optimizer, seed, to_target, **more):
     timed = {"seconds_to_target": to_target, "steps_to_target": to_target, "gradients_to_target": to_target}
+    timed |= {"target_train": 0.1, "steps_to_train_target": to_target}
     cost = {"ms_per_step": 10.0, "ms_per_refresh": 400.0, "ms_per_gradient": 8.0, "overhead_measured": 0.07}
     found = {"best_val": 0.9, "best_val_round": 5, "target_val": 0.9, "best_train": 0.1, "seconds": 9.0}
     rest = {"peak_memory": None, "refresh_every": 800, "seconds_to_train_target": to_target, "curve": ""}
@@ -99,6 +100,40 @@ def test_runs_that_cannot_be_compared_are_kept_apart():
         three("adam", 1.0, 2.0, 3.0) + three("fosi-adam", 1.0, device="another") + three("adam", 1.0, backend="torch")
     )
     assert [x["seed"] for x in ratios.groups(lines)["lr"].lines] == [0, 1, 2]
+
+
+def test_papers_runs_come_before_more_of_others():
+    tl = {"task": "tl", "rounds": 20}
+    lines = three("adam", 1.0, **tl) + three("fosi-adam", 2.0, **tl, mode="loop")
+    lines += three("adam", 1.0, 2.0, 3.0, **tl, mode="cached") + three("kfac", 1.0, 2.0, 3.0, task="tl", rounds=10)
+    shown = ratios.groups(lines)["tl"].lines
+    assert [x["optimizer"] for x in shown] == ["adam", "fosi-adam"]
+
+
+def test_what_is_unknown_is_neither_a_miss_nor_a_ratio():
+    unknown = [line("fosi-adam", 0, None, steps_to_target=10), line("fosi-adam", 1, 10.0)]
+    group = Group("lr", three("adam", 10.0, 20.0) + unknown)
+    assert group.ratio(group.pick("fosi-adam"), "adam") == (0.5, 0, 1)
+    assert markdown.seconds(None, {0: unknown[0]}, "seconds_to_target") == "-"
+    assert markdown.seconds(None, {0: line("fosi-adam", 0, None)}, "seconds_to_target") == "never"
+    assert markdown.seconds(None, {0: line("fosi-adam", 0, None, target_val=None)}, "seconds_to_target") == "-"
+    lines = three("adam", 1.0) + three("heavy-ball", 1.0) + three("fosi-adam", None) + three("fosi-heavy-ball", None)
+    assert "| LR | **never** | 0.67 |" in markdown.best_against_best({"lr": Group("lr", lines)})
+
+
+def test_other_settings_and_other_batches():
+    lines = three("adam", 10.0, 10.0) + three("fosi-adam", 8.0, 8.0) + three("fosi-adam", 5.0, curvature="current")
+    lines += three("fosi-adam", 4.0, options={"alpha": 0.1}) + three("fosi-adam", 2.0, rate_factor=3.0)
+    lines += three("fosi-adam", 1.0, options={"alpha": 0.1}, curvature="average")
+    groups = {"lr": Group("lr", lines)}
+    text = markdown.curvature(groups)
+    assert "| LR | Adam | fixed | 0.80 | 90.0% | 400 | 2 |" in text
+    assert "| LR | Adam | current | 0.50 | 90.0% | 400 | 1 |" in text
+    text = markdown.ablations(groups)
+    assert "| LR | fosi-adam | alpha 0.1 | 0.40 | 0.40 | 90.0% | 1 |" in text
+    assert "| LR | fosi-adam | 3× rate | 0.20 | 0.20 | 90.0% | 1 |" in text
+    assert "| LR | fosi-adam | alpha 0.1, estimates on average | 0.10 | 0.10 | 90.0% | 1 |" in text
+    assert len(text.splitlines()) == 5
 
 
 def test_tuned_second_order_is_shown_at_its_best():

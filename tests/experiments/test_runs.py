@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flax")
 
-from fosi.experiments.tasks import runs, summary
+from fosi.experiments.tasks import ratios, runs, summary
 from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.training import Point
 
@@ -176,13 +178,57 @@ def test_runs_that_shared_the_device_take_the_times_of_one_that_did_not():
     other.environment["shared"] = True
     short = curve(plan("fosi-adam", rounds=1, seed=2), ((9.0, 3.0, 0.5, 0, 0.0),))
     found = summary.retimed([alone, busy, other, short])
-    assert found[0] is alone and found[2] is other  # no run of adam had the device alone
+    assert found[0] is alone
+    assert all(math.isnan(p.seconds) for p in found[2].points)  # no run of adam had the device alone
     assert [p.seconds for p in found[1].points] == pytest.approx([1.0, 3.5])
     assert [p.refresh_seconds for p in found[1].points] == pytest.approx([0.0, 1.5])
     assert found[1].done["gradient_seconds"] == 0.5 and found[1].points[1].metric == 0.9
     # The times may be those of a short run, or of one at another rate.
     alone = curve(plan("fosi-adam", rounds=2, rate_factor=3.0), ((2.0, 3.0, 0.5, 1, 1.0), (5.0, 1.0, 0.9, 2, 3.0)))
     assert [p.seconds for p in summary.retimed([busy, alone])[0].points] == pytest.approx([1.0, 3.5])
+
+
+def test_what_costs_the_same_is_timed_alike_and_what_does_not_is_not():
+    rows = ((2.0, 3.0, 0.5, 1, 1.0), (5.0, 1.0, 0.9, 2, 3.0))
+    alone = curve(plan("fosi-adam"), rows)
+
+    def seconds(**changes):
+        busy = curve(plan(**{"optimizer": "fosi-adam", "seed": 1, **changes}), rows)
+        busy.environment.update({"shared": True, **where})
+        return summary.retimed([alone, busy])[1].points[-1].seconds
+
+    where = {}
+    assert seconds() == seconds(options={**FOSI, "alpha": 0.1}) == pytest.approx(5.0)
+    for other in ({"options": {**FOSI, "k": 4}}, {"curvature": "average"}, {"optimizer": "fosi-gd"}):
+        assert math.isnan(seconds(**other))
+    where = {"device": "another"}
+    assert math.isnan(seconds())
+    # A line search takes as long as it takes.
+    lbfgs, busy = curve(plan("lbfgs"), rows), curve(plan("lbfgs", seed=1), rows)
+    busy.environment["shared"] = True
+    assert math.isnan(summary.retimed([lbfgs, busy])[1].points[-1].seconds)
+
+
+def test_unknown_seconds_are_null_and_no_miss(tmp_path):
+    which = [plan("heavy-ball"), plan("heavy-ball", seed=1)]
+    for one in which:
+        runs.run(one, one.build(None, False), tmp_path, shared=True)
+    for line in summary.write(tmp_path / "lr"):
+        assert line["seconds"] is line["seconds_to_target"] is line["ms_per_step"] is None
+        assert line["steps_to_target"] > 0 and not ratios.missed(line, "seconds_to_target")
+    with pytest.raises(ValueError, match="was begun with shared True, this is False"):
+        path = runs.Files.of(which[0], tmp_path).curve
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+        runs.run(which[0], which[0].build(None, False), tmp_path)
+
+
+def test_target_is_of_the_same_device_and_network():
+    base, fosi = curve(plan("adam"), ((2.0, 3.0, 0.5, 0, 0.0),)), curve(plan("fosi-adam"), ((2.0, 3.0, 0.5, 1, 1.0),))
+    base, fosi = (replace(one, path=Path(one.plan.name)) for one in (base, fosi))
+    assert summary.summarise([base, fosi])[1]["target_val"] == 0.5
+    for change in ({"device": "another"}, {"backbone": "another"}):
+        moved = replace(base, environment={**base.environment, **change})
+        assert summary.summarise([moved, fosi])[1]["target_val"] is None
 
 
 def test_lower_is_better_for_a_loss():
@@ -224,6 +270,8 @@ def test_names_differ_where_settings_do():
         ({"mode": "cached"}, "mode is 'cached'; lr has none"),
         ({"rounds": 0}, "rounds is 0; give 1 or more"),
         ({"rate_factor": 0.0}, "rate_factor is 0.0; give a number above 0"),
+        ({"options": {"rate_factor": 3}}, "rate_factor is no setting of the optimizer here"),
+        ({"options": {"seed": 3}}, "seed is no setting of the optimizer here"),
     ],
 )
 def test_bad_plans(change, message):
@@ -243,7 +291,7 @@ def test_other_settings_and_other_devices_are_refused(tmp_path):
     first, rest = text.split("\n", 1)
     first = json.dumps({**json.loads(first), "device": "abacus"})
     path.write_text("\n".join([first, *rest.split("\n")[:2]]) + "\n")
-    with pytest.raises(ValueError, match="was begun on 'abacus', this is 'cpu'"):
+    with pytest.raises(ValueError, match="was begun with device 'abacus', this is 'cpu'"):
         runs.run(which, problem, tmp_path)
     path.write_text('{"kind": "environment", "command": "quickstart"}\n')
     with pytest.raises(ValueError, match="is not the curve of a run"):

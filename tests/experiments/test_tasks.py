@@ -113,6 +113,15 @@ def test_estimates_are_made_on_the_batch_asked_for():
         JaxEngine(TASKS["lr"], problem, "fosi-adam", 0, curvature="best")
 
 
+@pytest.mark.parametrize("name", ["lbfgs", "heavy-ball"])
+def test_nothing_is_compiled_on_the_clock(name):
+    engine, _, _ = trained("lr", name, 0)
+    engine.looped, engine._steps = True, jax.jit(engine._many, donate_argnums=(0, 1))  # as on a GPU
+    engine.compile()
+    list(training.train(engine, training.start(engine), 2))
+    assert engine._steps._cache_size() == 1
+
+
 def test_cost_of_a_gradient_is_measured():
     engine, _, _ = trained("lr", "adam", 0)
     assert 0 < engine.gradient_seconds() < 1

@@ -166,9 +166,10 @@ def _run_all(
                     bar.update(row, completed=done, shown=_shown(point, metric))
 
                 key = (plan.seed, plan.mode, plan.backend)
-                if key not in problems:
-                    problems = {key: plan.build(data_dir, download)}  # one at a time: data fill the device
-                curve = runs.run(plan, problems[key], out, show, checkpoint, shared)
+                if key not in problems and not runs.is_done(plan, out):
+                    problems.clear()  # one at a time: data fill the device
+                    problems[key] = plan.build(data_dir, download)
+                curve = runs.run(plan, problems.get(key), out, show, checkpoint, shared)
                 bar.update(row, completed=plan.length, shown=_shown(curve.points[-1], plan.of.metric))
                 summary.write(out / plan.task)
     except ValueError as error:  # a DataError too
@@ -230,9 +231,9 @@ def _table(lines: Iterable[dict[str, Any]], title: str) -> Table:
             str(line["seed"]),
             f"{line['best_val']:.4g}" if line["best_val"] is not None else "-",
             f"{line['best_train']:.3g}" if line["best_train"] is not None else "-",
-            f"{line['ms_per_step']:.3g}",
-            f"{line['seconds']:.3g}",
-            "-" if reached is None else f"{reached:.3g}",
+            "?" if line["ms_per_step"] is None else f"{line['ms_per_step']:.3g}",
+            "?" if line["seconds"] is None else f"{line['seconds']:.3g}",
+            f"{reached:.3g}" if reached is not None else "no base" if line["target_val"] is None else "-",
             ratio,
             style="bold" if name.startswith("fosi-") else "",
         )

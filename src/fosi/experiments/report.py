@@ -28,7 +28,10 @@ def results(where: Path) -> list[Path]:
     found = sorted(where.rglob("*.jsonl"))
     if not found:
         raise ValueError(f"{where} holds no results (*.jsonl); give a folder that a command wrote to")
-    return [path for path in found if not _elsewhere(path)]
+    drawn = [path for path in found if not _elsewhere(path)]
+    if not drawn and not any(where.glob("*/curves/*.jsonl")):
+        raise ValueError(f"{where} holds runs of a task at most: give the folder above it")
+    return drawn
 
 
 def tasks(where: Path) -> list[Path]:
@@ -38,7 +41,10 @@ def tasks(where: Path) -> list[Path]:
     # Here because the tasks need flax, which drawing a quadratic study does not.
     from fosi.experiments.tasks import report
 
-    return report.write(where)
+    written = report.write(where)
+    if not written:
+        raise ValueError(f"{where} holds no run that is finished: the same commands go on with them")
+    return written
 
 
 def _elsewhere(path: Path) -> bool:

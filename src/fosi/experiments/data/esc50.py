@@ -7,6 +7,7 @@ import io
 import lzma
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -56,7 +57,7 @@ def _incomplete(path: Path) -> str:
         with zipfile.ZipFile(path) as archive:
             rows = _rows(archive.read(_inside("meta/esc50.csv")), path)
             missing = {_inside(f"audio/{row.name}.wav") for row in rows} - set(archive.namelist())
-    except (zipfile.BadZipFile, KeyError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError) as error:
         return f"it does not hold the release: {error}"
     except DataError as error:
         return str(error)
@@ -157,5 +158,5 @@ def _official(archive: zipfile.ZipFile, path: Path) -> Iterator[tuple[str, bytes
         if name.startswith(_inside("audio/")) and name.endswith(".wav"):
             try:
                 yield name, archive.read(name)
-            except zipfile.BadZipFile as error:
+            except (zipfile.BadZipFile, zlib.error) as error:
                 raise DataError(f"{path} is damaged: {error}; remove it and download it again") from None

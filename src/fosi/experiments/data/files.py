@@ -118,7 +118,7 @@ def _download(path: Path, file: DataFile, on_bytes: Callable[[int], None]) -> No
             return
         reasons.append(f"{url}: {wrong}")
     part.unlink(missing_ok=True)
-    raise DataError(f"{path} could not be downloaded; " + "; ".join(reasons))
+    raise DataError(f"{path} could not be downloaded; {'; '.join(reasons)}. Try again later, or put the file there")
 
 
 def _missing(path: Path, file: DataFile) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 
 from fosi.experiments.data import audioset, esc50
 from fosi.experiments.tasks.task import Outputs, Problem, Task, cross_entropy, epochs, mean_over, rows, split_model
+
+_log = logging.getLogger(__name__)
 
 BATCH_SIZE = 256
 MODES = ("esc50", "audioset")
@@ -142,6 +145,9 @@ def _read(mode: str, data_dir: Path | None, download: bool) -> tuple[Sounds, Sou
         train, validation = esc50.load(data_dir, download).split()
         return Sounds(train.pieces, train.labels), Sounds(validation.pieces, validation.labels)
     found = audioset.load(data_dir)
+    for name, part in (("training", found.train), ("evaluation", found.evaluation)):
+        if part.missing or part.unreadable:  # AudioSet loses clips all the time
+            _log.warning("AudioSet, %s: %d clips are missing, %d cannot be read", name, part.missing, part.unreadable)
     return Sounds(found.train.pieces, found.train.labels), Sounds(found.evaluation.pieces, found.evaluation.labels)
 
 

@@ -58,6 +58,10 @@ class Engine(Protocol):
     steps_a_round: int
     schedule: Schedule | None
 
+    @property
+    def device_name(self) -> str:
+        """What it trains on."""
+
     def compile(self) -> None:
         """Compiles all that runs on the clock, and changes no run."""
 

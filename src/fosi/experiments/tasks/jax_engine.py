@@ -41,10 +41,15 @@ class OnDevice:
 
     def start(self) -> JaxRun:
         """The run before its first step."""
-        params = jax.tree.map(jnp.copy, self.problem.params)  # steps write over theirs
-        state = jax.tree.map(jnp.copy, self.problem.state)
+        params = jax.tree.map(_copy, self.problem.params)  # steps write over theirs
+        state = jax.tree.map(_copy, self.problem.state)
         # Copied too: optax.lbfgs has one array twice in its state, which cannot be given away twice.
-        return JaxRun(params, state, jax.tree.map(jnp.copy, self._init(params, state)))
+        return JaxRun(params, state, jax.tree.map(_copy, self._init(params, state)))
+
+    @property
+    def device_name(self) -> str:
+        """What it trains on."""
+        return jax.devices()[0].device_kind
 
     def order(self, index: int) -> jax.Array:
         """The batches of a round."""
@@ -209,6 +214,11 @@ class JaxEngine(OnDevice):
 
 def _is_fosi(node: Any) -> bool:
     return isinstance(node, FosiState)
+
+
+def _copy(leaf: Any) -> jax.Array:
+    """A copy of strong type, as a step returns it: from a weak one the second step would be compiled anew, timed."""
+    return jnp.copy(leaf) if _is_key(leaf) else jnp.array(leaf, dtype=leaf.dtype)
 
 
 def _is_key(leaf: Any) -> bool:

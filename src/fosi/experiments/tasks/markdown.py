@@ -30,7 +30,14 @@ def time_to_target(groups: Groups, train: bool = False) -> str:
     for base in BASES:
         short = _SHORT[base]
         target = [] if train else [f"target of {short}"]
-        headings += [*target, f"{short}, s", f"FOSI-{short}, s", "ratio", "paper", f"{short} at {CONTROL:g}× rate"]
+        headings += [
+            *target,
+            f"{short}, s",
+            f"FOSI-{short}, s",
+            "ratio",
+            "paper, s and ratio",
+            f"{short} at {CONTROL:g}× rate",
+        ]
     rows = []
     for task, group in groups.items():
         row = [task.upper()]
@@ -38,9 +45,10 @@ def time_to_target(groups: Groups, train: bool = False) -> str:
             alone, ours = group.pick(base), group.pick(f"fosi-{base}")
             if not train:
                 row.append(metric(task, group.median(alone, "target_val")))
-            row += [seconds(group.median(alone, name), alone), seconds(group.median(ours, name), ours)]
+            row += [seconds(group.median(picked, name), picked, name) for picked in (alone, ours)]
             row.append(bold(ratio(group.ratio(ours, base, name))))
-            row.append(f"{ratios.paper_ratio(task, base, train):.2f}")
+            paper = ratios.PAPER[task][base][2 * train : 2 * train + 2]
+            row.append(f"{paper[0]} → {paper[1]}, {ratios.paper_ratio(task, base, train):.2f}")
             row.append(ratio(group.ratio(group.pick(base, CONTROL), base, name)))
         rows.append(row)
     return table(headings, rows)
@@ -68,7 +76,8 @@ def best_against_best(groups: Groups) -> str:
     for task, group in groups.items():
         found = group.best_against_best()
         paper = ratios.paper_best_against_best(task)
-        rows.append([task.upper(), "-" if found is None else bold(f"{found:.2f}"), f"{paper:.2f}"])
+        shown = "-" if found is None else NEVER if math.isinf(found) else f"{found:.2f}"
+        rows.append([task.upper(), bold(shown), f"{paper:.2f}"])
     return table(["task", "best FOSI / best base", "paper"], rows)
 
 
@@ -95,7 +104,8 @@ def memory(groups: Groups) -> str:
     names = ("heavy-ball", "fosi-heavy-ball", "adam", "fosi-adam", "kfac", "lbfgs")
     rows = []
     for task, group in groups.items():
-        known = {name: [x["peak_memory"] for x in group.lines if x["optimizer"] == name] for name in names}
+        plain = [x for x in group.lines if x["rate_factor"] == 1 and x["curvature"] == "fixed"]
+        known = {name: [x["peak_memory"] for x in plain if x["optimizer"] == name] for name in names}
         row = [f"{min(found) / 2**20:.0f}" if (found := [x for x in known[n] if x]) else "-" for n in names]
         rows.append([task.upper(), *row])
     return table(["task, MiB", *names], rows)
@@ -134,9 +144,10 @@ def second_order(groups: Groups) -> str:
         for line in chosen:
             settings = ", ".join(f"{key} {value}" for key, value in line["options"].items())
             row = [task.upper(), line["optimizer"], settings, metric(task, line["best_val"])]
-            row += ["-" if line["best_train"] is None else f"{line['best_train']:.4g}", f"{line['seconds']:.4g}"]
-            reached = line["seconds_to_target"]
-            rows.append([*row, f"{line['ms_per_step']:.3g}", NEVER if reached is None else f"{reached:.4g}"])
+            row += ["-" if line["best_train"] is None else f"{line['best_train']:.4g}"]
+            row.append("-" if line["seconds"] is None else f"{line['seconds']:.4g}")
+            row.append("-" if line["ms_per_step"] is None else f"{line['ms_per_step']:.3g}")
+            rows.append([*row, seconds(line["seconds_to_target"], {0: line}, "seconds_to_target")])
     return table(headings, rows)
 
 
@@ -178,16 +189,17 @@ def ablations(groups: Groups) -> str:
     headings = ["task", "optimizer", "settings", "ratio, seconds to target", "ratio, steps", "best validation", "seeds"]
     rows = []
     for task, group in groups.items():
-        seen: list[tuple[str, float, dict[str, object]]] = []
+        seen: list[tuple[str, float, str, dict[str, object]]] = []
         for line in group.lines:
-            key = (line["optimizer"], line["rate_factor"], line["options"])
+            key = (line["optimizer"], line["rate_factor"], line["curvature"], line["options"])
             changed = line["options"] or line["rate_factor"] != 1
             if not line["optimizer"].startswith("fosi-") or not changed or key in seen:
                 continue
             seen.append(key)
-            picked = group.pick(line["optimizer"], line["rate_factor"], options=line["options"])
+            picked = group.pick(*key)
             settings = [f"{name} {value}" for name, value in line["options"].items()]
             settings += [f"{line['rate_factor']:g}× rate"] if line["rate_factor"] != 1 else []
+            settings += [f"estimates on {line['curvature']}"] if line["curvature"] != "fixed" else []
             row = [task.upper(), line["optimizer"], ", ".join(settings), ratio(group.ratio(picked, line["base"]))]
             row += [ratio(group.ratio(picked, line["base"], "steps_to_target"))]
             rows.append([*row, metric(task, group.median(picked, "best_val")), str(len(picked))])
@@ -218,9 +230,11 @@ def metric(task: str, value: float | None) -> str:
     return f"{value:.1%}" if TASKS[task].metric == "accuracy" else f"{value:.4g}"
 
 
-def seconds(value: float | None, picked: Mapping[int, Line]) -> str:
-    """Seconds; that a target was never reached differs from there being no run."""
-    return f"{value:.3g}" if value is not None else NEVER if picked else "-"
+def seconds(value: float | None, picked: Mapping[int, Line], name: str) -> str:
+    """Seconds; that a target was never reached differs from there being no run, no target or no clock."""
+    if value is not None:
+        return f"{value:.3g}"
+    return NEVER if picked and 2 * sum(ratios.missed(x, name) for x in picked.values()) >= len(picked) else "-"
 
 
 def count(value: float | None) -> str:

@@ -58,6 +58,8 @@ class Plan:
             raise ValueError(f"mode is {self.mode!r}; {known}")
         if self.rounds is not None and self.rounds < 1:
             raise ValueError(f"rounds is {self.rounds}; give 1 or more")
+        if taken := [name for name in self.options if name in ("seed", "rate_factor", "curvature", "task", "name")]:
+            raise ValueError(f"{taken[0]} is no setting of the optimizer here: a run has its own, give it apart")
         if not self.rate_factor > 0:
             raise ValueError(f"rate_factor is {self.rate_factor}; give a number above 0")
 
@@ -114,7 +116,17 @@ class Plan:
         return self.of.build(data_dir, download, self.seed, self.tiny, **extra)
 
     def engine(self, problem: Any) -> Engine:
-        """What trains it."""
+        """What trains it.
+
+        Raises:
+          ValueError: if the optimizer has no such settings.
+        """
+        try:
+            return self._engine(problem)
+        except TypeError as error:  # of the optimizer's constructor, which names the setting
+            raise ValueError(f"{self.optimizer} with {dict(self.options)}: {error}") from error
+
+    def _engine(self, problem: Any) -> Engine:
         given = {"rate_factor": self.rate_factor, **self.options}
         if self.optimizer == "kfac":
             from fosi.experiments.tasks.kfac_engine import KfacEngine

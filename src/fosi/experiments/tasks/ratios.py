@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fosi import schedule
+from fosi.experiments.tasks import TASKS
 
 Line = Mapping[str, Any]
 
@@ -94,19 +95,26 @@ class Group:
         for seed, line in picked.items():
             if seed not in against or not against[seed][name]:
                 continue
-            if line[name] is None:
+            if missed(line, name):
                 misses += 1
                 ratios.append(MISS)
-            else:
+            elif line[name] is not None:  # else reached, at a time that is not known
                 ratios.append(line[name] / against[seed][name])
         return Ratio(statistics.median(ratios), misses, len(ratios)) if ratios else None
 
     def best_against_best(self, name: str = "seconds_to_target") -> float | None:
-        """The sooner of the FOSI runs over the sooner of the bases, each to its own target, as the paper has it."""
-        ours = [self.median(self.pick(f"fosi-{base}"), name) for base in BASES]
-        bases = [self.median(self.pick(base), name) for base in BASES]
-        known = [x for x in ours if x is not None], [x for x in bases if x is not None]
-        return min(known[0]) / min(known[1]) if all(known) else None
+        """The sooner of the FOSI runs over the sooner of the bases, each to its own target, as the paper has it.
+
+        Infinite where neither FOSI run reaches its target; None where a run is missing.
+        """
+        ours, bases = [self.pick(f"fosi-{base}") for base in BASES], [self.pick(base) for base in BASES]
+        if not all(ours) or not all(bases):
+            return None
+        times = [
+            [float("inf") if (x := self.median(picked, name)) is None else x for picked in some]
+            for some in (ours, bases)
+        ]
+        return min(times[0]) / min(times[1]) if min(times[1]) < float("inf") else None
 
     def overhead(self, base: str, budget: float = 0.1) -> Overhead | None:
         """What FOSI costs on this base; None where a run is missing or made no estimate."""
@@ -124,13 +132,23 @@ class Group:
         return Overhead(tau1, tau2, tau3, measured, planned, every)
 
 
+def missed(line: Line, name: str) -> bool:
+    """Whether the run had a target and never reached it; ``name`` is a field of the one target or of the other."""
+    train = "train_target" in name
+    target, steps = ("target_train", "steps_to_train_target") if train else ("target_val", "steps_to_target")
+    return line[target] is not None and line[steps] is None
+
+
 def groups(lines: Iterable[Line]) -> dict[str, Group]:
-    """The runs of each task that go together; where there are several such sets, the one with the most runs."""
+    """The runs of each task that go together.
+
+    Where there are several such sets, the paper's: real data, its length, its mode, in JAX; then the largest.
+    """
     sets: dict[str, Counter[tuple[Any, ...]]] = {}
     known = list(lines)
     for line in known:
         sets.setdefault(line["task"], Counter())[_setting(line)] += 1
-    chosen = {task: counts.most_common(1)[0][0] for task, counts in sets.items()}
+    chosen = {task: max(counts, key=lambda s: (*_papers(task, s), counts[s])) for task, counts in sets.items()}
     return {
         task: Group(task, [line for line in known if line["task"] == task and _setting(line) == setting])
         for task, setting in chosen.items()
@@ -149,4 +167,11 @@ def paper_best_against_best(task: str) -> float:
 
 
 def _setting(line: Line) -> tuple[Any, ...]:
-    return tuple(line[name] for name in ("backend", "mode", "rounds", "tiny", "device"))
+    modes = TASKS[line["task"]].modes
+    mode = line["mode"] or (modes[0] if modes else None)
+    return mode, *(line[name] for name in ("backend", "rounds", "tiny", "device", "backbone"))
+
+
+def _papers(task: str, setting: tuple[Any, ...]) -> tuple[bool, ...]:
+    mode, backend, rounds, tiny, *_ = setting
+    return not tiny, rounds == TASKS[task].rounds, mode in (None, *TASKS[task].modes[:1]), backend == "jax"

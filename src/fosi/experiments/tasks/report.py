@@ -11,6 +11,7 @@ from fosi.experiments.tasks.plan import CONTROL
 from fosi.experiments.tasks.ratios import BASES, Group
 from fosi.experiments.tasks.runs import Curve
 
+TITLE = "# The paper's training tasks, measured"
 ORDER = ("ac", "lm", "ae", "tl", "lr")
 """The paper's."""
 
@@ -28,11 +29,15 @@ def write(where: Path) -> list[Path]:
         return []
     found_groups = ratios.groups(lines)
     groups = {task: found_groups[task] for task in ORDER if task in found_groups}
+    readme = where / "README.md"
+    if readme.exists() and not readme.read_text(encoding="utf-8").startswith(TITLE):
+        raise ValueError(
+            f"{readme} is not a report, and a report would overwrite it: move the results to another folder"
+        )
     written: list[Path] = []
     for task, group in groups.items():
         written += draw(group, curves[task], where / task)
-    readme = where / "README.md"
-    readme.write_text(text(groups, where), encoding="utf-8")
+    readme.write_text(text(groups, where, len(lines)), encoding="utf-8")
     return [readme, *written]
 
 
@@ -65,16 +70,17 @@ def draw(group: Group, curves: Mapping[str, Curve], folder: Path) -> Iterable[Pa
     return written
 
 
-def text(groups: Groups, where: Path) -> str:
-    """README.md."""
+def text(groups: Groups, where: Path, known: int) -> str:
+    """README.md, on the runs of the groups, of those that are known."""
     lines = [line for group in groups.values() for line in group.lines]
     devices = sorted({line["device"] for line in lines})
     versions = sorted({f"{name} {version}" for line in lines for name, version in line["versions"].items()})
     seeds = max(len({line["seed"] for line in group.lines}) for group in groups.values())
     parts = [
-        "# The paper's training tasks, measured",
+        TITLE,
         f"Written by `fosi report` from the files in this folder; {len(lines)} runs, up to {seeds} seeds, on "
-        f"{', '.join(devices)}. Versions: {', '.join(versions)}.",
+        f"{', '.join(devices)}; {known - len(lines)} others, such as short ones that were timed alone, are not in the "
+        f"tables. Versions: {', '.join(versions)}.",
         "This is the *paper's protocol*: each optimizer with the paper's settings. The target of a seed is what the "
         "base alone reached at best with the same seed; the seconds are those of steps and refreshes, evaluation and "
         "compiling left out. The base is not tuned beyond the paper's own grid, so a ratio here is not what a tuned "
@@ -91,7 +97,11 @@ def text(groups: Groups, where: Path) -> str:
         markdown.best_against_best(groups),
         "The sooner of FOSI-HB and FOSI-Adam over the sooner of HB and Adam, each to its own target, as in the paper.",
         "## Learning curves",
-        *(f"![{task}]({task}/learning-curves.png)" for task in groups),
+        *(
+            f"![{task}]({task}/learning-curves.png)"
+            for task in groups
+            if (where / task / "learning-curves.png").exists()
+        ),
         "Median over seeds, the band from the least to the largest.",
     ]
     if other := markdown.ablations(groups):
@@ -118,7 +128,8 @@ def text(groups: Groups, where: Path) -> str:
         "T used is the formula's, 2m / 0.1 = 800; the last column is T = τ₃ / (1.1 τ₁ − τ₂) by the measured times.",
         "## Memory",
         markdown.memory(groups),
-        "The most that the process held on the device, data included; - where it is not known.",
+        "The least, over the runs, of the most that a process held on the device: data, evaluation and what compiling "
+        "tries out included. - where it is not known: another run of the same process had held as much.",
         "## Generalisation",
         markdown.generalisation(groups),
         "The round of the best validation is where overfitting starts, if it does.",

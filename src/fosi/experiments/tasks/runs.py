@@ -71,6 +71,12 @@ def read(path: Path) -> Curve:
     return Curve(path, plan, found[0], points, done)
 
 
+def is_done(plan: Plan, out: Path) -> bool:
+    """Whether the folder holds the run, made to its end."""
+    path = Files.of(plan, out).curve
+    return path.exists() and read(path).done is not None
+
+
 def run(
     plan: Plan,
     problem: Any,
@@ -83,7 +89,7 @@ def run(
 
     Args:
       plan: which.
-      problem: of ``plan.build``, so that runs can share it.
+      problem: of ``plan.build``, so that runs can share it; a run that is there needs none.
       out: the folder for results.
       on_point: called after every round.
       checkpoint_seconds: how long to train before what is there is saved.
@@ -157,7 +163,7 @@ def scalars(plan: Plan, point: Point) -> dict[str, float]:
 
 def _environment(plan: Plan, problem: Any, engine: Engine, shared: bool) -> dict[str, Any]:
     schedule = engine.schedule
-    return records.environment(
+    made = records.environment(
         command="train",
         plan=plan.record(),
         shared=shared,
@@ -167,6 +173,7 @@ def _environment(plan: Plan, problem: Any, engine: Engine, shared: bool) -> dict
         schedule=None if schedule is None else schedule._asdict(),
         **getattr(problem, "facts", {}),
     )
+    return {**made, "device": engine.device_name}  # PyTorch's need not be JAX's
 
 
 def _resumed(files: Files, plan: Plan, environment: dict[str, Any], engine: Engine) -> Progress | None:
@@ -207,11 +214,14 @@ def _same(old: Curve, plan: Plan, environment: dict[str, Any] | None) -> None:
             f"{old.path} is a run with {other}, not { ({name: wanted.get(name) for name in other}) }: "
             "give another folder with --out, or remove the file"
         )
-    if environment is not None and old.environment["device"] != environment["device"]:
-        raise ValueError(
-            f"{old.path} was begun on {old.environment['device']!r}, this is {environment['device']!r}: seconds of two "
-            "devices do not add up. Give another folder with --out, or remove the file"
-        )
+    if environment is None:
+        return
+    for name in ("device", "shared"):
+        if old.environment[name] != environment[name]:
+            raise ValueError(
+                f"{old.path} was begun with {name} {old.environment[name]!r}, this is {environment[name]!r}: seconds "
+                "of the two do not add up. Give another folder with --out, or remove the file"
+            )
 
 
 def _as_point(record: records.Record) -> dict[str, Any]:

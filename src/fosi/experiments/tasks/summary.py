@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from fosi.experiments.tasks import runs
 from fosi.experiments.tasks.runs import Curve
 from fosi.experiments.tasks.training import Point
 
+FREE = ("alpha", "eps", "max_lr_scale", "accept", "warmup", "refresh_every", "overhead")
+"""Settings of FOSI that change neither what a step costs nor what a refresh does."""
 VERSIONS = ("fosi", "jax", "jaxlib", "optax", "flax", "torch", "kfac-jax", "numpy", "python")
 
 
@@ -33,18 +35,29 @@ def curves(folder: Path) -> list[Curve]:
 def summarise(finished: Iterable[Curve]) -> list[dict[str, Any]]:
     """A line for each of the runs; what sets a target must be among them."""
     known = {curve.plan.name: curve for curve in retimed(finished)}
-    return [summary(curve, known.get(curve.plan.reference.name)) for curve in known.values()]
+    return [summary(curve, _reference(curve, known)) for curve in known.values()]
+
+
+def _reference(curve: Curve, known: Mapping[str, Curve]) -> Curve | None:
+    """The run that sets the target, if it was made on the same device and with the same frozen network."""
+    found = known.get(curve.plan.reference.name)
+    same = found is not None and _where(found) == _where(curve)
+    return found if same else None
+
+
+def _where(curve: Curve) -> tuple[Any, ...]:
+    return curve.environment["device"], curve.environment.get("backbone")
 
 
 def retimed(finished: Iterable[Curve]) -> list[Curve]:
     """The runs, those that shared their device with the times of a run that had it alone.
 
     A step and a refresh take as long with one seed as with another, at one rate as at another, and in a short run as in
-    a long one, so the seconds of such a run are its steps and its refreshes times those. One without such a run keeps
-    the seconds it has.
+    a long one, so the seconds of such a run are its steps and its refreshes times those. Where there is no such run
+    they are not known, nor for L-BFGS, whose line search takes as long as it takes.
     """
     known = list(finished)
-    alone: dict[str, Curve] = {}
+    alone: dict[tuple[Any, ...], Curve] = {}
     for curve in known:
         longer = curve.points[-1].step > alone[name].points[-1].step if (name := _costs(curve)) in alone else True
         if not curve.environment.get("shared") and longer:
@@ -52,14 +65,18 @@ def retimed(finished: Iterable[Curve]) -> list[Curve]:
     return [_with_times(curve, alone.get(_costs(curve))) for curve in known]
 
 
-def _costs(curve: Curve) -> str:
+def _costs(curve: Curve) -> tuple[Any, ...]:
     """The same for runs whose steps and refreshes take equally long."""
-    return replace(curve.plan, seed=0, rounds=None, rate_factor=1.0).name
+    options = {name: value for name, value in curve.plan.options.items() if name not in FREE}
+    return replace(curve.plan, seed=0, rounds=None, rate_factor=1.0, options=options).name, *_where(curve)
 
 
 def _with_times(curve: Curve, alone: Curve | None) -> Curve:
-    if alone is None or not curve.environment.get("shared"):
+    if not curve.environment.get("shared"):
         return curve
+    if alone is None or curve.plan.optimizer == "lbfgs":
+        unknown = (point._replace(seconds=math.nan, refresh_seconds=math.nan) for point in curve.points)
+        return replace(curve, points=tuple(unknown))
     last = alone.points[-1]
     a_step = (last.seconds - last.refresh_seconds) / last.step
     a_refresh = last.refresh_seconds / last.refreshes if last.refreshes else 0.0
@@ -96,7 +113,7 @@ def summary(curve: Curve, reference: Curve | None) -> dict[str, Any]:
         overhead = (last.seconds / last.step) / ((then.seconds - then.refresh_seconds) / then.step) - 1
     # K-FAC and L-BFGS do more than a gradient in every step.
     a_step = 1.0 if plan.base is not None else ms_per_step / (1000 * gradient)
-    return {
+    line = {
         "task": plan.task,
         "protocol": "paper",
         "backend": plan.backend,
@@ -134,8 +151,10 @@ def summary(curve: Curve, reference: Curve | None) -> dict[str, Any]:
         "shared_device": bool(curve.environment.get("shared")),
         "options": dict(plan.options),
         "curve": f"curves/{curve.path.name}",
+        "backbone": curve.environment.get("backbone"),
         "versions": {name: curve.environment[name] for name in VERSIONS if name in curve.environment},
     }
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in line.items()}
 
 
 def best(points: Sequence[Point], name: str, sign: int) -> float | None:

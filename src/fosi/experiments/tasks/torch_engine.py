@@ -146,6 +146,11 @@ class TorchEngine:
             times.append(time.perf_counter() - begin)
         return min(times) / count
 
+    @property
+    def device_name(self) -> str:
+        """What it trains on."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
+
     def peak_memory(self) -> int | None:
         """The most bytes that the process has held on the device, as torch's allocator counts; None on a CPU."""
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
