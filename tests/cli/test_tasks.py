@@ -49,7 +49,7 @@ def test_compare_then_report(tmp_path):
     assert len(lines(tmp_path / "lr" / "runs.jsonl")) == 7
     best = max(p["metric"] for p in lines(tmp_path / "lr" / "curves" / "adam.rounds-3.tiny.seed-0.jsonl")[1:-1])
     other = max(p["metric"] for p in lines(tmp_path / "lr" / "curves" / "adam.rounds-3.tiny.seed-1.jsonl")[1:-1])
-    assert f"| LR | - | - | - | **-** | 0.50 | - | {(best + other) / 2:.1%} |" in text
+    assert f"| LR | - | - | - | **-** | 16 → 8, 0.50 | - | {(best + other) / 2:.1%} |" in text
 
 
 def test_train_with_settings(tmp_path):
