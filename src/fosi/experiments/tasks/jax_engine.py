@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +26,7 @@ class JaxRun(NamedTuple):
     opt_state: Any
 
 
-class OnDevice:
+class OnDevice(ABC):
     """A problem on the device: what engines in JAX share, whatever makes their steps."""
 
     backend = "jax"
@@ -116,9 +117,9 @@ class OnDevice:
             raise ValueError("the checkpoint is of another model or another optimizer")
         return jax.tree.unflatten(tree, [_as_was(x, leaf) for x, leaf in zip(arrays, like, strict=True)])
 
+    @abstractmethod
     def _init(self, params: Any, state: Any) -> Any:
         """The optimizer's state before the first step."""
-        raise NotImplementedError
 
 
 class JaxEngine(OnDevice):
