@@ -105,7 +105,7 @@ def test_runs_that_cannot_be_compared_are_kept_apart():
 def test_papers_runs_come_before_more_of_others():
     tl = {"task": "tl", "rounds": 20}
     lines = three("adam", 1.0, **tl) + three("fosi-adam", 2.0, **tl, mode="loop")
-    lines += three("adam", 1.0, 2.0, 3.0, **tl, mode="cached") + three("kfac", 1.0, 2.0, 3.0, task="tl", rounds=10)
+    lines += three("adam", 1.0, 2.0, 3.0, **tl, mode="cached") + three("nesterov", 1.0, 2.0, 3.0, task="tl", rounds=10)
     shown = ratios.groups(lines)["tl"].lines
     assert [x["optimizer"] for x in shown] == ["adam", "fosi-adam"]
 
@@ -145,7 +145,13 @@ def test_tuned_second_order_is_shown_at_its_best():
     assert markdown.best_of(Group("lr", lines), "kfac")["options"] == {"momentum": 0.5}
     assert markdown.best_of(Group("lr", lines), "lbfgs") is None
     text = markdown.second_order({"lr": Group("lr", lines)})
-    assert "| LR | kfac | momentum 0.5 | 80.0% | 0.1 | 9 | 10 | never |" in text
+    assert "| LR | kfac | momentum 0.5 | 100 | 80.0% | 0.1 | 9 | 10 | never |" in text
+
+
+def test_second_order_may_have_fewer_rounds_and_a_base_may_not():
+    lines = [*three("heavy-ball", 10.0, 10.0), line("kfac", 0, 1.0, rounds=6), line("heavy-ball", 0, 1.0, rounds=6)]
+    found = ratios.groups([*lines, line("lbfgs", 0, 1.0, rounds=200), line("lbfgs", 0, 1.0, rounds=6, device="other")])
+    assert [(x["optimizer"], x["rounds"]) for x in found["lr"].lines] == [*[("heavy-ball", 100)] * 2, ("kfac", 6)]
 
 
 def test_best_round_and_a_run_of_nothing_but_nan():

@@ -231,6 +231,18 @@ def test_target_is_of_the_same_device_and_network():
         assert summary.summarise([moved, fosi])[1]["target_val"] is None
 
 
+def test_second_order_with_fewer_rounds_has_the_full_length_as_its_target():
+    def of(optimizer, metric, **changes):
+        made = curve(plan(optimizer, **changes), ((2.0, 3.0, metric, 0, 0.0),))
+        return replace(made, path=Path(made.plan.name))
+
+    full, short = of("heavy-ball", 0.5, rounds=None), of("heavy-ball", 0.4, rounds=2)
+    kfac, fosi = of("lbfgs", 0.9, rounds=2), of("fosi-heavy-ball", 0.9, rounds=2)
+    targets = [line["target_val"] for line in summary.summarise([full, kfac, fosi])]
+    assert targets == [0.5, 0.5, None]
+    assert [line["target_val"] for line in summary.summarise([full, short, kfac])] == [0.5, 0.4, 0.4]
+
+
 def test_lower_is_better_for_a_loss():
     class Named:
         name = "x.jsonl"

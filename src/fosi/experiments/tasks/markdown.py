@@ -131,6 +131,7 @@ def second_order(groups: Groups) -> str:
         "task",
         "optimizer",
         "settings",
+        "rounds",
         "best validation",
         "best training loss",
         "seconds in all",
@@ -143,7 +144,7 @@ def second_order(groups: Groups) -> str:
         chosen += [x for name in SECOND_ORDER if (x := best_of(group, name)) is not None]
         for line in chosen:
             settings = ", ".join(f"{key} {value}" for key, value in line["options"].items())
-            row = [task.upper(), line["optimizer"], settings, metric(task, line["best_val"])]
+            row = [task.upper(), line["optimizer"], settings, str(line["rounds"]), metric(task, line["best_val"])]
             row += ["-" if line["best_train"] is None else f"{line['best_train']:.4g}"]
             row.append("-" if line["seconds"] is None else f"{line['seconds']:.4g}")
             row.append("-" if line["ms_per_step"] is None else f"{line['ms_per_step']:.3g}")

@@ -12,6 +12,8 @@ from fosi import schedule
 from fosi.experiments.tasks import TASKS
 
 Line = Mapping[str, Any]
+_ALIKE = ("backend", "rounds", "tiny", "device", "backbone")
+_ROUNDS = 1 + _ALIKE.index("rounds")
 
 MISS = 2.0
 """What a target that was never reached enters a mean of ratios as."""
@@ -64,7 +66,10 @@ class Overhead(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one task that can be compared: one backend, mode, length and device."""
+    """The runs of one task that can be compared: one backend, mode, length and device.
+
+    K-FAC and L-BFGS may have been given fewer rounds, since theirs take longer.
+    """
 
     task: str
     lines: Sequence[Line]
@@ -150,7 +155,7 @@ def groups(lines: Iterable[Line]) -> dict[str, Group]:
         sets.setdefault(line["task"], Counter())[_setting(line)] += 1
     chosen = {task: max(counts, key=lambda s: (*_papers(task, s), counts[s])) for task, counts in sets.items()}
     return {
-        task: Group(task, [line for line in known if line["task"] == task and _setting(line) == setting])
+        task: Group(task, [line for line in known if line["task"] == task and _belongs(line, setting)])
         for task, setting in chosen.items()
     }
 
@@ -169,7 +174,13 @@ def paper_best_against_best(task: str) -> float:
 def _setting(line: Line) -> tuple[Any, ...]:
     modes = TASKS[line["task"]].modes
     mode = line["mode"] or (modes[0] if modes else None)
-    return mode, *(line[name] for name in ("backend", "rounds", "tiny", "device", "backbone"))
+    return mode, *(line[name] for name in _ALIKE)
+
+
+def _belongs(line: Line, setting: tuple[Any, ...]) -> bool:
+    if line["base"] is None and line["rounds"] < setting[_ROUNDS]:
+        line = {**line, "rounds": setting[_ROUNDS]}
+    return _setting(line) == setting
 
 
 def _papers(task: str, setting: tuple[Any, ...]) -> tuple[bool, ...]:

@@ -39,10 +39,15 @@ def summarise(finished: Iterable[Curve]) -> list[dict[str, Any]]:
 
 
 def _reference(curve: Curve, known: Mapping[str, Curve]) -> Curve | None:
-    """The run that sets the target, if it was made on the same device and with the same frozen network."""
-    found = known.get(curve.plan.reference.name)
-    same = found is not None and _where(found) == _where(curve)
-    return found if same else None
+    """The run that sets the target, if it was made on the same device and with the same frozen network.
+
+    K-FAC and L-BFGS may be given fewer rounds, since theirs take longer: then it is the base's run of full length.
+    """
+    wanted = [curve.plan.reference]
+    if curve.plan.base is None:
+        wanted.append(replace(curve.plan.reference, rounds=None))
+    there = (known[plan.name] for plan in wanted if plan.name in known)
+    return next((found for found in there if _where(found) == _where(curve)), None)
 
 
 def _where(curve: Curve) -> tuple[Any, ...]:
