@@ -110,6 +110,14 @@ def test_papers_runs_come_before_more_of_others():
     assert [x["optimizer"] for x in shown] == ["adam", "fosi-adam"]
 
 
+def test_what_is_not_as_in_the_paper_is_said():
+    full, second = three("adam", 1.0), [line("kfac", 0, 1.0, rounds=6)]
+    assert markdown.shorter({"lr": Group("lr", second + full)}) == ""
+    tl = three("adam", 1.0, task="tl", rounds=4, mode="cached")
+    text = markdown.shorter({"lr": Group("lr", three("adam", 1.0, rounds=6)), "tl": Group("tl", tl)})
+    assert "LR for 6 rounds of the paper's 100, TL for 4 rounds of the paper's 20, TL in the mode cached." in text
+
+
 def test_what_is_unknown_is_neither_a_miss_nor_a_ratio():
     unknown = [line("fosi-adam", 0, None, steps_to_target=10), line("fosi-adam", 1, 10.0)]
     group = Group("lr", three("adam", 10.0, 20.0) + unknown)

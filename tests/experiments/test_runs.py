@@ -186,6 +186,11 @@ def test_runs_that_shared_the_device_take_the_times_of_one_that_did_not():
     # The times may be those of a short run, or of one at another rate.
     alone = curve(plan("fosi-adam", rounds=2, rate_factor=3.0), ((2.0, 3.0, 0.5, 1, 1.0), (5.0, 1.0, 0.9, 2, 3.0)))
     assert [p.seconds for p in summary.retimed([busy, alone])[0].points] == pytest.approx([1.0, 3.5])
+    # Of several, the median: here of steps of 0.1, 0.2 and 9 s, and of refreshes of 1.5, 2 and 1 s.
+    slower = curve(plan("fosi-adam", seed=4), ((5.0, 3.0, 0.5, 1, 3.0), (8.0, 1.0, 0.9, 2, 4.0)), gradient=0.75)
+    slowest = curve(plan("fosi-adam", seed=5), ((91.0, 3.0, 0.5, 1, 1.0), (182.0, 3.0, 0.5, 2, 2.0)), gradient=9.0)
+    found = summary.retimed([busy, slower, alone, slowest])[0]
+    assert [p.seconds for p in found.points] == pytest.approx([2.0, 5.5]) and found.done["gradient_seconds"] == 0.75
 
 
 def test_what_costs_the_same_is_timed_alike_and_what_does_not_is_not():

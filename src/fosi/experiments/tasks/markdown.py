@@ -54,6 +54,18 @@ def time_to_target(groups: Groups, train: bool = False) -> str:
     return table(headings, rows)
 
 
+def shorter(groups: Groups) -> str:
+    """Which tasks were not trained as long as in the paper, or not in its mode; nothing where all were."""
+    found = []
+    for task, group in groups.items():
+        line, paper = group.lines[0], TASKS[task]
+        if group.length != paper.rounds:
+            found.append(f"{task.upper()} for {group.length} rounds of the paper's {paper.rounds}")
+        if line["mode"] not in (None, *paper.modes[:1]):
+            found.append(f"{task.upper()} in the mode {line['mode']}")
+    return f"**Not as in the paper: {', '.join(found)}.**" if found else ""
+
+
 def summary(groups: Groups) -> str:
     """The means over tasks and bases, as the paper has them, and the best against the best."""
     rows = []

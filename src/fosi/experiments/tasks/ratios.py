@@ -74,6 +74,11 @@ class Group:
     task: str
     lines: Sequence[Line]
 
+    @property
+    def length(self) -> int:
+        """How many rounds its runs have."""
+        return max(line["rounds"] for line in self.lines)
+
     def pick(
         self,
         optimizer: str,

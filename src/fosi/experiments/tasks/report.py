@@ -87,6 +87,7 @@ def text(groups: Groups, where: Path, known: int) -> str:
         f"base would leave: beside every ratio stands the base alone at {CONTROL:g} times its rate, the most that "
         "FOSI's scaling of the rate gives. Where that column is as good as FOSI's, the gain is the rate's, not the "
         f"curvature's. Medians over seeds; a target that is never reached counts {ratios.MISS:g} in a mean.",
+        *([short] if (short := markdown.shorter(groups)) else []),
         "## Seconds to the base's best validation (the paper's Table 1)",
         markdown.time_to_target(groups),
         "## Seconds to the base's best training loss (Table 2)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -55,19 +56,18 @@ def _where(curve: Curve) -> tuple[Any, ...]:
 
 
 def retimed(finished: Iterable[Curve]) -> list[Curve]:
-    """The runs, those that shared their device with the times of a run that had it alone.
+    """The runs, those that shared their device with the times of runs that had it alone.
 
     A step and a refresh take as long with one seed as with another, at one rate as at another, and in a short run as in
-    a long one, so the seconds of such a run are its steps and its refreshes times those. Where there is no such run
-    they are not known, nor for L-BFGS, whose line search takes as long as it takes.
+    a long one, so the seconds of such a run are its steps and its refreshes times the medians over the longest that
+    were alone. Where there is none they are not known, nor for L-BFGS, whose line search takes as long as it takes.
     """
     known = list(finished)
-    alone: dict[tuple[Any, ...], Curve] = {}
+    alone: dict[tuple[Any, ...], list[Curve]] = {}
     for curve in known:
-        longer = curve.points[-1].step > alone[name].points[-1].step if (name := _costs(curve)) in alone else True
-        if not curve.environment.get("shared") and longer:
-            alone[name] = curve
-    return [_with_times(curve, alone.get(_costs(curve))) for curve in known]
+        if not curve.environment.get("shared"):
+            alone.setdefault(_costs(curve), []).append(curve)
+    return [_with_times(curve, alone.get(_costs(curve), [])) for curve in known]
 
 
 def _costs(curve: Curve) -> tuple[Any, ...]:
@@ -76,21 +76,25 @@ def _costs(curve: Curve) -> tuple[Any, ...]:
     return replace(curve.plan, seed=0, rounds=None, rate_factor=1.0, options=options).name, *_where(curve)
 
 
-def _with_times(curve: Curve, alone: Curve | None) -> Curve:
+def _with_times(curve: Curve, alone: Sequence[Curve]) -> Curve:
     if not curve.environment.get("shared"):
         return curve
-    if alone is None or curve.plan.optimizer == "lbfgs":
+    if not alone or curve.plan.optimizer == "lbfgs":
         unknown = (point._replace(seconds=math.nan, refresh_seconds=math.nan) for point in curve.points)
         return replace(curve, points=tuple(unknown))
-    last = alone.points[-1]
-    a_step = (last.seconds - last.refresh_seconds) / last.step
-    a_refresh = last.refresh_seconds / last.refreshes if last.refreshes else 0.0
+    longest = max(one.points[-1].step for one in alone)
+    alone = [one for one in alone if one.points[-1].step == longest]
+    ends = [one.points[-1] for one in alone]
+    a_step = statistics.median((last.seconds - last.refresh_seconds) / last.step for last in ends)
+    refreshes = [last.refresh_seconds / last.refreshes for last in ends if last.refreshes]
+    a_refresh = statistics.median(refreshes) if refreshes else 0.0
     points = []
     for point in curve.points:
         refreshing = point.refreshes * a_refresh
         points.append(point._replace(seconds=point.step * a_step + refreshing, refresh_seconds=refreshing))
-    assert curve.done is not None and alone.done is not None
-    done = {**curve.done, "gradient_seconds": alone.done["gradient_seconds"]}
+    assert curve.done is not None
+    gradient = statistics.median(one.done["gradient_seconds"] for one in alone if one.done is not None)
+    done = {**curve.done, "gradient_seconds": gradient}
     return replace(curve, points=tuple(points), done=done)
 
 
