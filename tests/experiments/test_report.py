@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("flax")
 
-from fosi.experiments.tasks import TASKS, markdown, ratios, report, summary
+from fosi.experiments.tasks import PAPER, markdown, ratios, report, summary
 from fosi.experiments.tasks.ratios import Group
 
 HEAD = {"task": "lr", "backend": "jax", "mode": None, "backbone": None, "rounds": 100, "tiny": False, "device": "test"}
@@ -174,4 +174,4 @@ def test_best_round_and_a_run_of_nothing_but_nan():
 
 def test_nothing_to_report(tmp_path):
     assert report.write(tmp_path) == [] and list(tmp_path.iterdir()) == []
-    assert set(report.ORDER) == set(TASKS)
+    assert set(report.ORDER) == set(PAPER)

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("flax")
 
-from fosi.experiments.tasks import TASKS, optimizers, training
+from fosi.experiments.tasks import PAPER, TASKS, optimizers, training
 from fosi.experiments.tasks.engine import CURVATURES
 from fosi.experiments.tasks.jax_engine import JaxEngine
 from fosi.experiments.tasks.task import epochs, mean_over
@@ -140,7 +140,7 @@ def test_gradient_is_clipped_before_the_optimizer_sees_it():
 
 
 def test_paper_settings():
-    assert {name: (t.rounds, t.batch_size, t.heavy_ball_rate, t.max_lr_scale, t.clip) for name, t in TASKS.items()} == {
+    assert {name: (t.rounds, t.batch_size, t.heavy_ball_rate, t.max_lr_scale, t.clip) for name, t in PAPER.items()} == {
         "lr": (100, 1024, 0.1, 3.0, None),
         "tl": (20, 128, 0.001, 3.0, None),
         "ae": (200, 256, 0.001, 1.0, 1.0),

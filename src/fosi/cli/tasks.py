@@ -1,4 +1,4 @@
-"""`fosi train` and `fosi compare`: the paper's training tasks."""
+"""`fosi train` and `fosi compare`: the training tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from rich.progress import (
 )
 from rich.table import Table
 
-TaskName = Annotated[str, typer.Argument(metavar="TASK", help="lr, tl, ae, lm or ac.", show_default=False)]
+TaskName = Annotated[
+    str,
+    typer.Argument(metavar="TASK", help="lr, tl, ae, lm, ac; wave, convection, reaction, burgers.", show_default=False),
+]
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder with the datasets; that of FOSI_DATA where not given.", file_okay=False)
 ]
@@ -29,7 +32,9 @@ Out = Annotated[Path, typer.Option(help="Folder for the results; a folder in it 
 Tiny = Annotated[bool, typer.Option("--tiny", help="A small model on made data: seconds, and no data folder.")]
 Rounds = Annotated[int | None, typer.Option(help="Epochs (lm: hundreds of steps); as in the paper where not given.")]
 Backend = Annotated[str, typer.Option(help="jax, or torch (lr and lm).")]
-Mode = Annotated[str | None, typer.Option(help="tl: loop or cached features; ac: esc50 or audioset.")]
+Mode = Annotated[
+    str | None, typer.Option(help="tl: loop or cached features; ac: esc50 or audioset; PINNs: full or quick.")
+]
 Curvature = Annotated[str, typer.Option(help="What estimates are made on: fixed, current, larger or average.")]
 Checkpoint = Annotated[float, typer.Option("--checkpoint-every", help="Seconds of training between two checkpoints.")]
 Shared = Annotated[

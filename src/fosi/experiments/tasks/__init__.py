@@ -1,9 +1,12 @@
-"""The paper's training tasks (§5.1, §5.2): a module each, and the loop that trains them on the clock."""
+"""Training tasks: the paper's (§5.1, §5.2), and PINNs; a module each, and the loop that trains them on the clock."""
 
-from fosi.experiments.tasks import ac, ae, lm, lr, tl
+from fosi.experiments.tasks import ac, ae, lm, lr, pinn, tl
 from fosi.experiments.tasks.task import Task
 
-TASKS: dict[str, Task] = {module.TASK.name: module.TASK for module in (lr, tl, ae, lm, ac)}
-"""The tasks by name."""
+PAPER: dict[str, Task] = {module.TASK.name: module.TASK for module in (lr, tl, ae, lm, ac)}
+"""The paper's, by name."""
 
-__all__ = ["TASKS", "Task"]
+TASKS: dict[str, Task] = {**PAPER, **pinn.TASKS}
+"""All of them."""
+
+__all__ = ["PAPER", "TASKS", "Task"]

@@ -15,7 +15,7 @@ import optax
 from fosi.experiments.tasks import engine, optimizers
 from fosi.experiments.tasks.engine import Estimate
 from fosi.experiments.tasks.task import Problem, Task
-from fosi.jax import Batches, FosiState
+from fosi.jax import Batches, FosiState, ModelLoss
 
 
 class JaxRun(NamedTuple):
@@ -133,6 +133,7 @@ class JaxEngine(OnDevice):
         seed: int,
         rate_factor: float = 1.0,
         curvature: str = "fixed",
+        operator: str = "hessian",
         **options: Any,
     ) -> None:
         """Builds the optimizer and compiles nothing yet.
@@ -144,11 +145,13 @@ class JaxEngine(OnDevice):
           seed: of the order of the batches.
           rate_factor: multiplies the base's learning rate.
           curvature: what estimates are made on, one of ``engine.CURVATURES``.
+          operator: what they are of, ``"hessian"`` or ``"gauss_newton"``.
           **options: FOSI's settings in the place of the paper's.
         """
         super().__init__(problem, seed)
         self._curvature = engine.curvature(curvature)
-        self.built = optimizers.build(name, task, self._loss, self.steps_a_round, rate_factor, **options)
+        loss = self._operator(operator, name)
+        self.built = optimizers.build(name, task, loss, self.steps_a_round, rate_factor, **options)
         self.rate = self.built.rate
         fosi = self.built.fosi
         self.schedule = None if fosi is None else fosi.schedule(problem.params)
@@ -192,6 +195,24 @@ class JaxEngine(OnDevice):
 
     def _init(self, params: Any, state: Any) -> Any:
         return self.built.transform.init(params)
+
+    def _operator(self, operator: str, name: str) -> Any:
+        """The loss in the form that FOSI takes the operator of."""
+        outputs = self.problem.outputs
+        if operator not in ("hessian", "gauss_newton"):
+            raise ValueError(f"operator is {operator!r}; give hessian or gauss_newton")
+        if operator == "hessian":
+            return self._loss
+        if not name.startswith("fosi-"):
+            raise ValueError(f"operator is {operator!r}, which is a setting of FOSI; {name} has none")
+        if outputs is None:
+            raise ValueError("operator is 'gauss_newton', but this task does not say what its loss is made of")
+
+        def loss(predicted: jax.Array, batch: Any) -> jax.Array:
+            # What is wanted does not depend on the parameters; the network that runs here is never computed.
+            return outputs(self.problem.params, *batch)._replace(predicted=predicted).loss()
+
+        return ModelLoss(lambda params, batch: outputs(params, *batch).predicted, loss)
 
     def _loss(self, params: Any, batch: Any) -> tuple[jax.Array, Any]:
         state, examples = batch

@@ -11,7 +11,7 @@ import optax
 from fosi.experiments.tasks import settings
 from fosi.experiments.tasks.settings import MOMENTUM, NAMES, WEIGHT_DECAY
 from fosi.experiments.tasks.task import Task
-from fosi.jax import Fosi, fosi_adam, fosi_adamw, fosi_sgd
+from fosi.jax import Fosi, ModelLoss, fosi_adam, fosi_adamw, fosi_sgd
 
 __all__ = ["NAMES", "Built", "build"]
 
@@ -48,7 +48,8 @@ def build(
     Args:
       name: one of ``NAMES``.
       task: gives rate, warm-up, cap and clipping.
-      loss: loss(params, batch) -> (scalar, aux), for FOSI's estimates.
+      loss: loss(params, batch) -> (scalar, aux), for FOSI's estimates; a ``ModelLoss`` for those of Gauss and Newton's
+        matrix in the place of the Hessian.
       steps_a_round: in which the warm-up is counted.
       rate_factor: multiplies the rate; the control is the base alone at three times its rate.
       **options: FOSI's settings in the place of the paper's; those of ``optax.lbfgs``.
@@ -62,7 +63,8 @@ def build(
         # Not clipped: pairs of steps and clipped gradients say nothing of the curvature.
         return Built(name, 1.0, optax.lbfgs(**{"memory_size": 10, **options}), searches=True)
     base, rate, given = settings.settle(name, task, steps_a_round, rate_factor, options)
-    fosi = None if given is None else _fosi(base, rate, loss, {"has_aux": True, "refresh": "external", **given})
+    operator = {"curvature": "gauss_newton"} if isinstance(loss, ModelLoss) else {"has_aux": True}
+    fosi = None if given is None else _fosi(base, rate, loss, {"refresh": "external", **operator, **given})
     made = _base(base, rate) if fosi is None else fosi
     chained = made if task.clip is None else optax.chain(optax.clip(task.clip), made)
     return Built(name, rate, optax.with_extra_args_support(chained), fosi)

@@ -1,4 +1,4 @@
-"""The optimizers of the training tasks by name and the paper's settings for them, the same in every framework."""
+"""The optimizers of the training tasks by name and the settings for them, the same in every framework."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def check(name: str) -> None:
 
 
 def settle(name: str, task: Task, steps_a_round: int, rate_factor: float, options: dict[str, Any]) -> Settings:
-    """Returns the paper's settings of a base, or of FOSI around one, for the task.
+    """Returns the settings of a base, or of FOSI around one, for the task: the paper's, unless it has its own.
 
     Args:
       name: one of ``NAMES`` that is not among ``SECOND_ORDER``: those have settings of their own.
       task: gives rate, warm-up and cap.
       steps_a_round: in which the warm-up is counted.
       rate_factor: multiplies the rate; the control is the base alone at three times its rate.
-      options: FOSI's settings in the place of the paper's.
+      options: FOSI's settings in the place of those.
     """
     check(name)
     base = name.removeprefix("fosi-")
@@ -59,5 +59,7 @@ def settle(name: str, task: Task, steps_a_round: int, rate_factor: float, option
             raise ValueError(f"{', '.join(options)} given, which are settings of FOSI; {name} has none")
         return Settings(base, rate, None)
     cap = {} if adam else {"max_lr_scale": task.max_lr_scale}
+    if task.fosi is not None:
+        return Settings(base, rate, {**task.fosi, **cap, **options})
     warmup = None if task.warmup_rounds is None else task.warmup_rounds * steps_a_round
     return Settings(base, rate, {**presets.paper(), "warmup": warmup, **cap, **options})

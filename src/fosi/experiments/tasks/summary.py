@@ -124,7 +124,7 @@ def summary(curve: Curve, reference: Curve | None) -> dict[str, Any]:
     a_step = 1.0 if plan.base is not None else ms_per_step / (1000 * gradient)
     line = {
         "task": plan.task,
-        "protocol": "paper",
+        "protocol": "paper" if plan.of.fosi is None else "tuned",
         "backend": plan.backend,
         "optimizer": plan.optimizer,
         "base": plan.base,

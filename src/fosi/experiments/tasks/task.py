@@ -1,4 +1,4 @@
-"""What a training task is: a model, a loss, data on the device, a metric, and the paper's settings for it."""
+"""What a training task is: a model, a loss, data on the device, a metric, and the settings for it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 Params = Any
@@ -30,6 +31,14 @@ class Outputs(NamedTuple):
     kind: str
     predicted: jax.Array
     wanted: jax.Array
+
+    def loss(self) -> jax.Array:
+        """The loss, which is convex in what is predicted."""
+        if self.kind == "softmax":
+            return cross_entropy(self.predicted, self.wanted)
+        if self.kind == "sigmoid":
+            return jnp.mean(optax.losses.sigmoid_binary_cross_entropy(self.predicted, self.wanted))
+        return jnp.sum((self.predicted - self.wanted) ** 2) / len(self.predicted)
 
 
 class Problem(NamedTuple):
@@ -61,12 +70,12 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """A task and what the paper sets for it (its §4 and appendix).
+    """A task and what is set for it: by the paper (its §4 and appendix), or by whoever has it from elsewhere.
 
     Attributes:
       name: as on the command line.
       title: for tables and figures.
-      metric: ``"accuracy"`` (higher is better) or ``"loss"``.
+      metric: ``"accuracy"`` (higher is better), ``"loss"``, or ``"error"``: of a solution, relative to its size.
       build: build(data_dir, download, seed, tiny) -> Problem; with ``mode=`` one of ``modes``, where there are any.
       rounds: how many rounds (epochs) of training.
       batch_size: examples in a batch.
@@ -75,6 +84,7 @@ class Task:
       max_lr_scale: c of FOSI-Heavy-Ball.
       clip: bound on every entry of the gradient, before any optimizer sees it; None for none.
       modes: ways to build it, such as on one dataset or another, the paper's or else the usual one first.
+      fosi: settings of FOSI in the place of the paper's, where the task is not of the paper.
       extra: further settings that a results file should name.
     """
 
@@ -89,6 +99,7 @@ class Task:
     max_lr_scale: float = 3.0
     clip: float | None = None
     modes: tuple[str, ...] = ()
+    fosi: Mapping[str, Any] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
