@@ -112,6 +112,7 @@ def compare(
     Runs that are in OUT already are not made again. CURVATURE and --set are for FOSI alone.
     """
     from fosi.experiments.tasks.plan import CONTROL
+    from fosi.experiments.tasks.settings import of_relay
 
     if not all(seed.isdecimal() for seed in seeds.split(",")):
         raise typer.BadParameter(f"--seeds is {seeds!r}; give whole numbers with commas between, such as 0,1,2")
@@ -119,10 +120,13 @@ def compare(
     plans = []
     for seed in map(int, seeds.split(",")):
         for name in optimizers.split(","):
-            special = {"curvature": curvature, "options": _options(settings)} if name.startswith("fosi-") else {}
+            given = _options(settings)
+            special = {"curvature": curvature, "options": given}
+            if not name.startswith("fosi-"):
+                special = {"options": of_relay(name, given)}
             plans.append(_plan(**common, optimizer=name, seed=seed, **special))
             if control and plans[-1].base == name:
-                plans.append(_plan(**common, optimizer=name, seed=seed, rate_factor=CONTROL))
+                plans.append(_plan(**common, optimizer=name, seed=seed, rate_factor=CONTROL, **special))
     _run_all(plans, data_dir, download, out, checkpoint, shared)
 
 

@@ -77,6 +77,9 @@ class Engine(Protocol):
         The run that is passed in may be written over.
         """
 
+    def due(self, step: int) -> bool:
+        """Whether an estimate precedes this step."""
+
     def refresh(self, run: Run, order: Any, index: int) -> Run:
         """Estimates anew before step ``index`` of the round."""
 

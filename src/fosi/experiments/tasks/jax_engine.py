@@ -56,6 +56,10 @@ class OnDevice(ABC):
         """The batches of a round."""
         return jax.block_until_ready(self.problem.order(jax.random.fold_in(self.key, index)))
 
+    def due(self, step: int) -> bool:
+        """Whether an estimate precedes this step."""
+        return False
+
     def validate(self, run: JaxRun) -> float:
         """The metric on the validation data."""
         return float(self.problem.validate(run.params, run.state))
@@ -175,6 +179,11 @@ class JaxEngine(OnDevice):
                 run, total = self._steps(run, total, self.problem.data, order[index])
         # The sum comes out of the same program as the run: where it is there, the run is.
         return run, float(total)
+
+    def due(self, step: int) -> bool:
+        """Whether an estimate precedes this step."""
+        until = self.built.until
+        return self.schedule is not None and (until is None or step < until) and bool(self.schedule.due(step))
 
     def refresh(self, run: JaxRun, order: jax.Array, index: int) -> JaxRun:
         """Estimates anew before step ``index`` of the round."""

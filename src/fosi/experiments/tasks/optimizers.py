@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import optax
 
 from fosi.experiments.tasks import settings
+from fosi.experiments.tasks.relay import relay
 from fosi.experiments.tasks.settings import MOMENTUM, NAMES, WEIGHT_DECAY
 from fosi.experiments.tasks.task import Task
 from fosi.jax import Fosi, ModelLoss, fosi_adam, fosi_adamw, fosi_sgd
@@ -26,6 +27,7 @@ class Built:
       transform: what makes updates of gradients, clipping included.
       fosi: the FOSI inside it, which knows when a refresh is due; None for a base alone.
       searches: whether ``update`` wants the loss too, as a function, for a line search.
+      until: the step from which FOSI is not in use any more; None where it always is.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Built:
     transform: optax.GradientTransformationExtraArgs
     fosi: Fosi | None = None
     searches: bool = False
+    until: int | None = None
 
 
 def build(
@@ -52,7 +55,8 @@ def build(
         matrix in the place of the Hessian.
       steps_a_round: in which the warm-up is counted.
       rate_factor: multiplies the rate; the control is the base alone at three times its rate.
-      **options: FOSI's settings in the place of the paper's; those of ``optax.lbfgs``.
+      **options: FOSI's settings in the place of the task's; those of ``optax.lbfgs``; ``switch_at`` where L-BFGS comes
+        after another, a quarter of the task's steps where it is not given.
     """
     settings.check(name)
     if name == "kfac":
@@ -60,14 +64,23 @@ def build(
     if name == "lbfgs":
         if rate_factor != 1:
             raise ValueError(f"rate_factor is {rate_factor:g}, but lbfgs finds its rate by a line search: give 1")
-        # Not clipped: pairs of steps and clipped gradients say nothing of the curvature.
-        return Built(name, 1.0, optax.lbfgs(**{"memory_size": 10, **options}), searches=True)
+        return Built(name, 1.0, _lbfgs(**options), searches=True)
+    if name in settings.RELAYS:
+        at = options.pop("switch_at", task.rounds * steps_a_round // 4)
+        second = _lbfgs(**{key: options.pop(key) for key in ("memory_size",) if key in options})
+        first = build(name.removesuffix(settings.THEN), task, loss, steps_a_round, rate_factor, **options)
+        return replace(first, name=name, transform=relay(first.transform, second, at), searches=True, until=at)
     base, rate, given = settings.settle(name, task, steps_a_round, rate_factor, options)
     operator = {"curvature": "gauss_newton"} if isinstance(loss, ModelLoss) else {"has_aux": True}
     fosi = None if given is None else _fosi(base, rate, loss, {"refresh": "external", **operator, **given})
     made = _base(base, rate) if fosi is None else fosi
     chained = made if task.clip is None else optax.chain(optax.clip(task.clip), made)
     return Built(name, rate, optax.with_extra_args_support(chained), fosi)
+
+
+def _lbfgs(**options: Any) -> Any:
+    # Not clipped: pairs of steps and clipped gradients say nothing of the curvature.
+    return optax.lbfgs(**{"memory_size": 10, **options})
 
 
 def _base(base: str, rate: float) -> Any:

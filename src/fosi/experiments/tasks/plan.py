@@ -89,8 +89,9 @@ class Plan:
 
     @property
     def reference(self) -> Plan:
-        """The run that sets this one's target: its base with the paper's settings; Heavy-Ball where there is none."""
-        return replace(self, optimizer=self.base or "heavy-ball", rate_factor=1.0, curvature="fixed", options={})
+        """The run that sets this one's target: its base with the task's settings; Heavy-Ball where there is none."""
+        base, alike = self.base or "heavy-ball", settings.of_relay(self.optimizer, self.options)
+        return replace(self, optimizer=base, rate_factor=1.0, curvature="fixed", options=alike)
 
     @property
     def of(self) -> Task:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fosi import presets
@@ -11,7 +12,10 @@ if TYPE_CHECKING:  # it brings JAX with it
 
 BASES = ("gd", "heavy-ball", "nesterov", "adam", "adamw")
 SECOND_ORDER = ("kfac", "lbfgs")
-NAMES = (*BASES, *(f"fosi-{base}" for base in BASES), *SECOND_ORDER)
+THEN = "-lbfgs"
+"""After a name: L-BFGS goes on where that one has arrived."""
+RELAYS = (f"adam{THEN}", f"fosi-adam{THEN}")
+NAMES = (*BASES, *(f"fosi-{base}" for base in BASES), *SECOND_ORDER, *RELAYS)
 ADAM_RATE = 1e-3
 MOMENTUM = 0.9
 WEIGHT_DECAY = 1e-4
@@ -38,11 +42,21 @@ def check(name: str) -> None:
         raise ValueError(f"optimizer is {name!r}; give one of {', '.join(NAMES)}")
 
 
+def is_first_order(name: str) -> bool:
+    """Whether it is a base, or FOSI around one: a step of it takes one gradient."""
+    return name.removeprefix("fosi-") in BASES
+
+
+def of_relay(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that say how L-BFGS goes on after another, which FOSI and its base must have alike."""
+    return {key: options[key] for key in ("switch_at", "memory_size") if key in options} if name in RELAYS else {}
+
+
 def settle(name: str, task: Task, steps_a_round: int, rate_factor: float, options: dict[str, Any]) -> Settings:
     """Returns the settings of a base, or of FOSI around one, for the task: the paper's, unless it has its own.
 
     Args:
-      name: one of ``NAMES`` that is not among ``SECOND_ORDER``: those have settings of their own.
+      name: a base of ``NAMES``, or FOSI around one: the others have settings of their own.
       task: gives rate, warm-up and cap.
       steps_a_round: in which the warm-up is counted.
       rate_factor: multiplies the rate; the control is the base alone at three times its rate.

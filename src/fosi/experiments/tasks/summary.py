@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fosi.experiments import records
-from fosi.experiments.tasks import runs
+from fosi.experiments.tasks import runs, settings
 from fosi.experiments.tasks.runs import Curve
 from fosi.experiments.tasks.training import Point
 
@@ -79,7 +79,7 @@ def _costs(curve: Curve) -> tuple[Any, ...]:
 def _with_times(curve: Curve, alone: Sequence[Curve]) -> Curve:
     if not curve.environment.get("shared"):
         return curve
-    if not alone or curve.plan.optimizer == "lbfgs":
+    if not alone or "lbfgs" in curve.plan.optimizer:
         unknown = (point._replace(seconds=math.nan, refresh_seconds=math.nan) for point in curve.points)
         return replace(curve, points=tuple(unknown))
     longest = max(one.points[-1].step for one in alone)
@@ -121,7 +121,7 @@ def summary(curve: Curve, reference: Curve | None) -> dict[str, Any]:
         then = reference.points[-1]
         overhead = (last.seconds / last.step) / ((then.seconds - then.refresh_seconds) / then.step) - 1
     # K-FAC and L-BFGS do more than a gradient in every step.
-    a_step = 1.0 if plan.base is not None else ms_per_step / (1000 * gradient)
+    a_step = 1.0 if settings.is_first_order(plan.optimizer) else ms_per_step / (1000 * gradient)
     line = {
         "task": plan.task,
         "protocol": "paper" if plan.of.fosi is None else "tuned",

@@ -56,7 +56,7 @@ class TorchEngine:
           curvature: what estimates are made on, one of ``engine.CURVATURES``.
           **options: FOSI's settings in the place of the paper's.
         """
-        if name in settings.SECOND_ORDER:
+        if not settings.is_first_order(name):
             raise ValueError(f"optimizer is {name!r}, which is there only in JAX; in PyTorch give a base or fosi-BASE")
         self.problem, self.name, self.seed, self.clip = problem, name, seed, task.clip
         self.device = next(problem.model.parameters()).device
@@ -75,6 +75,10 @@ class TorchEngine:
             run = self.refresh(run, self.first, 0)
         run, _ = self.advance(run, self.first, 0, min(2, self.steps_a_round))
         self.validate(run)
+
+    def due(self, step: int) -> bool:
+        """Whether an estimate precedes this step."""
+        return self.schedule is not None and bool(self.schedule.due(step))
 
     def start(self) -> TorchRun:
         """The run before its first step."""

@@ -82,7 +82,7 @@ def train(engine: Engine, progress: Progress, rounds: int) -> Iterator[Point]:
         order = engine.order(progress.round)
         total, at = 0.0, 0
         while at < engine.steps_a_round:
-            if engine.schedule is not None and engine.schedule.due(progress.step):
+            if engine.due(progress.step):
                 begin = time.perf_counter()
                 progress.run = engine.refresh(progress.run, order, at)
                 took = time.perf_counter() - begin
@@ -113,8 +113,5 @@ def train(engine: Engine, progress: Progress, rounds: int) -> Iterator[Point]:
 
 def _next_stop(engine: Engine, step: int, at: int) -> int:
     """The end of the round, or the next step before which an estimate is due."""
-    if engine.schedule is not None:
-        for ahead in range(1, engine.steps_a_round - at):
-            if engine.schedule.due(step + ahead):
-                return at + ahead
-    return engine.steps_a_round
+    rest = range(1, engine.steps_a_round - at)
+    return next((at + ahead for ahead in rest if engine.due(step + ahead)), engine.steps_a_round)

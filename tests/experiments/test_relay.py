@@ -1,0 +1,77 @@
+"""One optimizer after another: each step is the one's or the other's, and FOSI is not refreshed when it is over."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+pytest.importorskip("flax")
+
+from fosi.experiments.tasks import TASKS, optimizers, settings, training
+from fosi.experiments.tasks.jax_engine import JaxEngine
+from fosi.experiments.tasks.plan import Plan
+from fosi.experiments.tasks.relay import relay
+
+
+def steps(opt, params, count, state=None):
+    """A quadratic that is steep in one direction, with all that a line search wants."""
+    scale = jnp.array([1.0, 30.0, 4.0])
+    state = opt.init(params) if state is None else state
+    opt, path = optax.with_extra_args_support(opt), []
+    for _ in range(count):
+        value, grads = jax.value_and_grad(lambda p: jnp.sum(scale * p**4 + p**2))(params)
+        extra = {"value": value, "grad": grads, "value_fn": lambda p: jnp.sum(scale * p**4 + p**2)}
+        updates, state = opt.update(grads, state, params, **extra)
+        params = optax.apply_updates(params, updates)
+        path.append(np.asarray(params))
+    return path
+
+
+HOME = optax.GradientTransformation(lambda p: p, lambda u, s, p=None: (-0.1 * u + 0.5 * (s - p), s))
+"""Is drawn to where it started."""
+
+
+@pytest.mark.parametrize("second", [optax.adam(0.2), optax.lbfgs(memory_size=3), HOME])
+def test_steps_are_the_firsts_and_then_the_seconds(second):
+    start = jnp.array([1.0, -0.5, 0.5])
+    found = steps(relay(optax.sgd(0.003, momentum=0.9), second, 4), start, 9)
+    wanted = steps(optax.sgd(0.003, momentum=0.9), start, 4)
+    wanted += steps(second, jnp.asarray(wanted[-1]), 5)
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-6)
+    assert not np.allclose(found[4], steps(optax.sgd(0.003, momentum=0.9), start, 5)[4], rtol=1e-3)
+
+
+def test_engine_switches_and_estimates_no_more():
+    task = TASKS["reaction"]
+    problem = task.build(None, False, 0, True)
+    given = {"k": 3, "num_matvecs": 12, "warmup": 2, "refresh_every": 4, "eps": 1.0}
+    losses = {}
+    for name in ("fosi-adam", "fosi-adam-lbfgs"):
+        engine = JaxEngine(task, problem, name, 0, **given, **({"switch_at": 8} if "lbfgs" in name else {}))
+        run = training.start(engine)
+        losses[name] = [p.train_loss for p in training.train(engine, run, 6)]
+        # Before steps 2 and 6, and then, without L-BFGS, 10, 14, 18, 22 and 26.
+        assert run.refreshes == (2 if "lbfgs" in name else 7)
+    assert losses["fosi-adam"][0] == losses["fosi-adam-lbfgs"][0]  # five steps of FOSI each
+    assert losses["fosi-adam"][1] != losses["fosi-adam-lbfgs"][1]
+    assert losses["fosi-adam-lbfgs"][-1] < losses["fosi-adam"][-1]
+
+
+def test_settings_of_a_relay():
+    loss = lambda p, b: (jnp.sum(p), None)  # noqa: E731
+    built = optimizers.build("adam-lbfgs", TASKS["wave"], loss, 100)
+    assert (built.name, built.until, built.searches, built.rate) == ("adam-lbfgs", 10_250, True, 1e-3)
+    state = optimizers.build("adam-lbfgs", TASKS["wave"], loss, 100, memory_size=7, switch_at=5).transform.init(
+        jnp.zeros(4)
+    )
+    assert any(leaf.shape == (7, 4) for leaf in jax.tree.leaves(state))
+    with pytest.raises(ValueError, match="switch_at is 0; give 1 or more steps"):
+        optimizers.build("adam-lbfgs", TASKS["wave"], loss, 100, switch_at=0)
+
+
+def test_target_is_of_the_same_relay_without_fosi():
+    plan = Plan("wave", "fosi-adam-lbfgs", options={"switch_at": 50, "k": 3})
+    assert plan.reference == Plan("wave", "adam-lbfgs", options={"switch_at": 50}) and plan.base == "adam-lbfgs"
+    assert not settings.is_first_order("fosi-adam-lbfgs") and settings.is_first_order("fosi-adam")
+    assert settings.of_relay("adam", {"switch_at": 5}) == {}
