@@ -168,6 +168,9 @@ def test_curvature_of_a_transposed_convolution():
 def test_what_it_does_not_do():
     with pytest.raises(ValueError, match=r"task 'lm' has no outputs .* paper's authors did not get it to work"):
         KfacEngine(TASKS["lm"], built("lm"), "kfac", 0)
+    wave = KfacEngine(TASKS["wave"], built("wave"), "kfac", 0)
+    with pytest.raises(ValueError, match="a residual of a differential equation goes through all of them"):
+        wave.compile()
     problem = built("lr")
     with pytest.raises(ValueError, match="optimizer is 'adam'; this engine has kfac alone"):
         KfacEngine(TASKS["lr"], problem, "adam", 0)

@@ -11,8 +11,6 @@ from fosi.experiments.tasks import TASKS, equations, pinn
 from fosi.experiments.tasks.equations import EQUATIONS
 from fosi.experiments.tasks.jax_engine import JaxEngine
 
-SOLVED = ("wave", "convection", "reaction")
-
 
 def places(equation, count=200):
     rng = np.random.default_rng(0)
@@ -103,7 +101,14 @@ def test_size_is_the_published_one():
     assert bool(jnp.all(inside)) and len({*zip(points.x.tolist(), points.t.tolist(), strict=True)}) == 10_000
     assert points.t.min() == pytest.approx(0.01) and points.x.min() == pytest.approx(1 / 256)
     quick = TASKS["wave"].build(None, False, 0, False, mode="quick")
-    assert quick.facts == {"width": 50, "places": 65, "times": 33, "residuals": 1000, "steps": 100}
+    assert quick.facts == {
+        "width": 50,
+        "places": 65,
+        "times": 33,
+        "residuals": 1000,
+        "steps": 100,
+        "batch_size": 1000,
+    }
 
 
 def test_loss_is_the_sum_of_mean_squares():

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("flax")
 
-from fosi.experiments.tasks import TASKS, optimizers, settings, training
+from fosi.experiments.tasks import TASKS, optimizers, runs, settings, training
 from fosi.experiments.tasks.jax_engine import JaxEngine
 from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.relay import relay
@@ -58,13 +58,17 @@ def test_engine_switches_and_estimates_no_more():
     losses = [p.train_loss for p in training.train(engine, run, 5)]
     # Before steps 2 and 6; FOSI alone would have estimated before 10, 14, 18 and 22 too.
     assert run.refreshes == 2 and [step for step in range(25) if engine.due(step)] == [2, 6]
+    assert run.curve[0].eigenvalues and run.curve[2].eigenvalues == () and run.curve[2].lr_scale == 1
     assert losses[0] > losses[2] > losses[3] > losses[4]  # steps of a line search never lead up
 
 
 def test_settings_of_a_relay():
     loss = lambda p, b: (jnp.sum(p), None)  # noqa: E731
-    built = optimizers.build("adam-lbfgs", TASKS["wave"], loss, 100)
-    assert (built.name, built.until, built.searches, built.rate) == ("adam-lbfgs", 10_250, True, 1e-3)
+    built = optimizers.build("adam-lbfgs", TASKS["wave"], loss, 100, switch_at=7)
+    assert (built.name, built.until, built.searches, built.rate) == ("adam-lbfgs", 7, True, 1e-3)
+    assert any(leaf.shape == (100, 4) for leaf in jax.tree.leaves(built.transform.init(jnp.zeros(4))))
+    with pytest.raises(ValueError, match="adam-lbfgs wants switch_at: after how many steps"):
+        optimizers.build("adam-lbfgs", TASKS["wave"], loss, 100)
     state = optimizers.build("adam-lbfgs", TASKS["wave"], loss, 100, memory_size=7, switch_at=5).transform.init(
         jnp.zeros(4)
     )
@@ -78,3 +82,13 @@ def test_target_is_of_the_same_relay_without_fosi():
     assert plan.reference == Plan("wave", "adam-lbfgs", options={"switch_at": 50}) and plan.base == "adam-lbfgs"
     assert not settings.is_first_order("fosi-adam-lbfgs") and settings.is_first_order("fosi-adam")
     assert settings.of_relay("adam", {"switch_at": 5}) == {}
+    given = {"switch_at": 5, "k": 3}
+    names = ("adam", "fosi-adam", "adam-lbfgs", "fosi-adam-lbfgs", "lbfgs")
+    wanted = [{}, {"k": 3}, {"switch_at": 5}, given, {}]
+    assert [settings.for_one(name, given) for name in names] == wanted
+
+
+def test_switch_after_the_end(tmp_path):
+    plan = Plan("reaction", "adam-lbfgs", tiny=True, rounds=2, options={"switch_at": 10})
+    with pytest.raises(ValueError, match="switch_at is 10, but the run has 10 steps"):
+        runs.run(plan, plan.build(None, False), tmp_path)

@@ -245,7 +245,9 @@ def test_second_order_with_fewer_rounds_has_the_full_length_as_its_target():
     kfac, fosi = of("lbfgs", 0.9, rounds=2), of("fosi-heavy-ball", 0.9, rounds=2)
     targets = [line["target_val"] for line in summary.summarise([full, kfac, fosi])]
     assert targets == [0.5, 0.5, None]
-    assert [line["target_val"] for line in summary.summarise([full, short, kfac])] == [0.5, 0.4, 0.4]
+    # Not of a short one, which may have been made to be timed alone.
+    assert [line["target_val"] for line in summary.summarise([short, full, kfac])] == [0.4, 0.5, 0.5]
+    assert [line["target_val"] for line in summary.summarise([short, kfac])] == [0.4, 0.4]
 
 
 def test_lower_is_better_for_a_loss():

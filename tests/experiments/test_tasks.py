@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("flax")
 
-from fosi.experiments.tasks import PAPER, TASKS, optimizers, training
+from fosi.experiments.tasks import PAPER, TASKS, optimizers, settings, training
 from fosi.experiments.tasks.engine import CURVATURES
 from fosi.experiments.tasks.jax_engine import JaxEngine
 from fosi.experiments.tasks.task import epochs, mean_over
@@ -38,6 +38,7 @@ def test_loss_falls_and_estimates_are_made_when_due(task, name):
 @pytest.mark.parametrize("name", [name for name in optimizers.NAMES if name != "kfac"])
 def test_every_optimizer_trains(name):
     options = FOSI if name.startswith("fosi-") else {}
+    options = {**options, "switch_at": 10} if name in settings.RELAYS else options
     factor = 3.0 if "adam" in name else 1.0 if name == "lbfgs" else 0.1
     # Tiny data is ill-conditioned for the paper's rates.
     _, run, points = trained("lr", name, 5, rate_factor=factor, **options)

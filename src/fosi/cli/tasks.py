@@ -30,7 +30,7 @@ DataDir = Annotated[
 Download = Annotated[bool, typer.Option("--download", help="Download what is missing there, from its official source.")]
 Out = Annotated[Path, typer.Option(help="Folder for the results; a folder in it for each task.", file_okay=False)]
 Tiny = Annotated[bool, typer.Option("--tiny", help="A small model on made data: seconds, and no data folder.")]
-Rounds = Annotated[int | None, typer.Option(help="Epochs (lm: hundreds of steps); as in the paper where not given.")]
+Rounds = Annotated[int | None, typer.Option(help="Epochs, or hundreds of steps (lm, PINNs); else the task's own.")]
 Backend = Annotated[str, typer.Option(help="jax, or torch (lr and lm).")]
 Mode = Annotated[
     str | None, typer.Option(help="tl: loop or cached features; ac: esc50 or audioset; PINNs: full or quick.")
@@ -41,21 +41,23 @@ Shared = Annotated[
     bool,
     typer.Option(
         "--shared",
-        help="Other work shares the device: seconds are reckoned with the times of the same run of another seed.",
+        help="Other work shares the device: seconds are reckoned with the times of such runs that had it alone.",
     ),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A setting of FOSI, or of kfac or lbfgs; repeat."),
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="A setting of FOSI, kfac, lbfgs; switch_at of adam-lbfgs; repeat."
+    ),
 ]
 _OUT = Path("fosi-results")
 
 
 def train(
     task: TaskName,
-    optimizer: Annotated[str, typer.Option(help="Such as adam, fosi-adam, heavy-ball, fosi-heavy-ball, kfac, lbfgs.")],
+    optimizer: Annotated[str, typer.Option(help="Such as adam, fosi-adam, fosi-heavy-ball, kfac, lbfgs, adam-lbfgs.")],
     seed: Annotated[int, typer.Option(help="Of the weights and of the batches.")] = 0,
-    rate_factor: Annotated[float, typer.Option(help="Multiplies the paper's learning rate.")] = 1.0,
+    rate_factor: Annotated[float, typer.Option(help="Multiplies the learning rate.")] = 1.0,
     curvature: Curvature = "fixed",
     settings: Set = None,
     mode: Mode = None,
@@ -68,7 +70,7 @@ def train(
     checkpoint: Checkpoint = 30.0,
     shared: Shared = False,
 ) -> None:
-    """Train one task with one optimizer, with the paper's settings for both.
+    """Train one task with one optimizer, with the settings of the paper, or of the task, for both.
 
     Writes into OUT/TASK: a line a run in runs.jsonl, its curve in curves/, events for TensorBoard in tensorboard/.
     A run that was killed goes on when the same command is given again.
@@ -109,21 +111,22 @@ def compare(
 ) -> None:
     """Train one task with several optimizers and seeds, and say how soon each reaches its base's best.
 
-    Runs that are in OUT already are not made again. CURVATURE and --set are for FOSI alone.
+    Runs that are in OUT already are not made again. CURVATURE and --set are for FOSI alone, but for switch_at and
+    memory_size, which say how L-BFGS goes on after another.
     """
     from fosi.experiments.tasks.plan import CONTROL
-    from fosi.experiments.tasks.settings import of_relay
+    from fosi.experiments.tasks.settings import for_one
 
     if not all(seed.isdecimal() for seed in seeds.split(",")):
         raise typer.BadParameter(f"--seeds is {seeds!r}; give whole numbers with commas between, such as 0,1,2")
+    given = _options(settings)
     common = {"task": task, "mode": mode, "rounds": rounds, "backend": backend, "tiny": tiny}
     plans = []
     for seed in map(int, seeds.split(",")):
         for name in optimizers.split(","):
-            given = _options(settings)
-            special = {"curvature": curvature, "options": given}
-            if not name.startswith("fosi-"):
-                special = {"options": of_relay(name, given)}
+            special: dict[str, Any] = {"options": for_one(name, given)}
+            if name.startswith("fosi-"):
+                special["curvature"] = curvature
             plans.append(_plan(**common, optimizer=name, seed=seed, **special))
             if control and plans[-1].base == name:
                 plans.append(_plan(**common, optimizer=name, seed=seed, rate_factor=CONTROL, **special))
@@ -191,7 +194,7 @@ def _run_all(
     title = plans[0].of.title + (" (tiny, made data)" if plans[0].tiny else "")
     console.print(_table([known[f"curves/{plan.name}.jsonl"] for plan in plans], title))
     console.print(
-        "Target: the best validation of the base with the same seed and the paper's rate. Seconds are of steps and "
+        "Target: the best validation of the base with the same seed at its own rate. Seconds are of steps and "
         "refreshes, not of compiling and evaluating; '-' means never.",
         style="dim",
         highlight=False,

@@ -43,7 +43,10 @@ def tasks(where: Path) -> list[Path]:
 
     written = report.write(where)
     if not written:
-        raise ValueError(f"{where} holds no run that is finished: the same commands go on with them")
+        raise ValueError(
+            f"{where} holds no finished run of the paper's tasks: the same commands go on with those that are not "
+            "finished, and runs of PINNs are not reported on yet"
+        )
     return written
 
 

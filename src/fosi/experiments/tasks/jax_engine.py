@@ -197,7 +197,7 @@ class JaxEngine(OnDevice):
     def estimate(self, run: JaxRun) -> Estimate:
         """What FOSI works with."""
         ours = [s for s in jax.tree.leaves(run.opt_state, is_leaf=_is_fosi) if _is_fosi(s)]
-        if not ours:
+        if not ours or (self.built.until is not None and int(run.opt_state.count) >= self.built.until):
             return Estimate()
         used = np.asarray(ours[0].accepted)
         return Estimate(float(ours[0].lr_scale), tuple(float(x) for x in np.asarray(ours[0].eigenvalues)[used]))

@@ -171,5 +171,10 @@ def register(kfac: Any, outputs: Outputs) -> None:
             kfac.register_sigmoid_cross_entropy_loss(predicted, wanted, weight=1 / predicted.shape[-1])
         case "squared":
             kfac.register_squared_error_loss(predicted, wanted)
+        case "residuals":
+            raise ValueError(
+                "K-FAC's curvature blocks are for layers that an example goes through once, but a residual of a "
+                "differential equation goes through all of them several times; give lr, tl, ae or ac"
+            )
         case _:
             raise ValueError(f"kind of the outputs is {kind!r}; give softmax, sigmoid or squared")

@@ -49,7 +49,9 @@ def time_to_target(groups: Groups, train: bool = False) -> str:
             row.append(bold(ratio(group.ratio(ours, base, name))))
             paper = ratios.PAPER[task][base][2 * train : 2 * train + 2]
             row.append(f"{paper[0]} → {paper[1]}, {ratios.paper_ratio(task, base, train):.2f}")
-            row.append(ratio(group.ratio(group.pick(base, CONTROL), base, name)))
+            control = group.pick(base, CONTROL)
+            few = f", {len(control)} seed{'s' if len(control) > 1 else ''}" if 0 < len(control) < len(ours) else ""
+            row.append(ratio(group.ratio(control, base, name)) + few)
         rows.append(row)
     return table(headings, rows)
 
@@ -77,9 +79,9 @@ def summary(groups: Groups) -> str:
     ):
         ours = _all(groups, name, 1.0)
         control = _all(groups, name, CONTROL)
-        rows.append([label, *means(ours), paper, *means(control)])
-    headings = ["", "mean", "geometric mean", "paper's mean", f"base at {CONTROL:g}×: mean", "geometric mean"]
-    return table(headings, rows)
+        rows.append([label, *means(ours), str(len(ours)), paper, *means(control), str(len(control))])
+    headings = ["", "mean", "geometric mean", "of", "paper's mean of 10"]
+    return table([*headings, f"base at {CONTROL:g}×: mean", "geometric mean", "of"], rows)
 
 
 def best_against_best(groups: Groups) -> str:
@@ -172,7 +174,7 @@ def best_of(group: Group, optimizer: str) -> Line | None:
 
 
 def curvature(groups: Groups) -> str:
-    """What the estimates are made on."""
+    """What the estimates are made on, over the seeds that all of them have."""
     headings = [
         "task",
         "base",
@@ -186,10 +188,12 @@ def curvature(groups: Groups) -> str:
     for task, group in groups.items():
         for base in BASES:
             variants = {name: group.pick(f"fosi-{base}", curvature=name) for name in CURVATURES}
-            if sum(bool(picked) for picked in variants.values()) < 2:
+            variants = {name: picked for name, picked in variants.items() if picked}
+            if len(variants) < 2:
                 continue
-            for name, picked in variants.items():
-                if picked:
+            common = set.intersection(*(set(picked) for picked in variants.values()))
+            for name, whole in variants.items():
+                if picked := {seed: line for seed, line in whole.items() if seed in common}:
                     row = [task.upper(), _SHORT[base], name, ratio(group.ratio(picked, base))]
                     refresh = group.median(picked, "ms_per_refresh")
                     row += [metric(task, group.median(picked, "best_val")), f"{refresh:.0f}" if refresh else "-"]
@@ -261,9 +265,10 @@ def bold(text: str) -> str:
 
 
 def _all(groups: Groups, name: str, factor: float) -> list[float]:
-    """A ratio for each task and base: of FOSI, or of the control."""
+    """A ratio for each base and task that was trained as long as in the paper: of FOSI, or of the control."""
     found = []
-    for group in groups.values():
+    whole = [group for group in groups.values() if group.length == TASKS[group.task].rounds]
+    for group in whole or groups.values():
         for base in BASES:
             picked = group.pick(f"fosi-{base}") if factor == 1 else group.pick(base, factor)
             if (value := group.ratio(picked, base, name)) is not None:

@@ -55,8 +55,8 @@ def build(
         matrix in the place of the Hessian.
       steps_a_round: in which the warm-up is counted.
       rate_factor: multiplies the rate; the control is the base alone at three times its rate.
-      **options: FOSI's settings in the place of the task's; those of ``optax.lbfgs``; ``switch_at`` where L-BFGS comes
-        after another, a quarter of the task's steps where it is not given.
+      **options: FOSI's settings in the place of the task's; those of ``optax.lbfgs``; ``switch_at``, which must be
+        given where L-BFGS comes after another: how many steps are the other's.
     """
     settings.check(name)
     if name == "kfac":
@@ -64,10 +64,12 @@ def build(
     if name == "lbfgs":
         if rate_factor != 1:
             raise ValueError(f"rate_factor is {rate_factor:g}, but lbfgs finds its rate by a line search: give 1")
-        return Built(name, 1.0, _lbfgs(**options), searches=True)
+        return Built(name, 1.0, _lbfgs(task, **options), searches=True)
     if name in settings.RELAYS:
-        at = options.pop("switch_at", task.rounds * steps_a_round // 4)
-        second = _lbfgs(**{key: options.pop(key) for key in ("memory_size",) if key in options})
+        if "switch_at" not in options:
+            raise ValueError(f"{name} wants switch_at: after how many steps L-BFGS goes on")
+        at = options.pop("switch_at")
+        second = _lbfgs(task, **{key: options.pop(key) for key in ("memory_size",) if key in options})
         first = build(name.removesuffix(settings.THEN), task, loss, steps_a_round, rate_factor, **options)
         return replace(first, name=name, transform=relay(first.transform, second, at), searches=True, until=at)
     base, rate, given = settings.settle(name, task, steps_a_round, rate_factor, options)
@@ -78,9 +80,9 @@ def build(
     return Built(name, rate, optax.with_extra_args_support(chained), fosi)
 
 
-def _lbfgs(**options: Any) -> Any:
+def _lbfgs(task: Task, **options: Any) -> Any:
     # Not clipped: pairs of steps and clipped gradients say nothing of the curvature.
-    return optax.lbfgs(**{"memory_size": 10, **options})
+    return optax.lbfgs(**{"memory_size": task.lbfgs_memory, **options})
 
 
 def _base(base: str, rate: float) -> Any:

@@ -1,6 +1,6 @@
 """PINNs: a network trained until it solves a partial differential equation, on the full batch, in float32.
 
-Set up as in Rathore et al., "Challenges in Training PINNs" (ICML 2024), so that figures compare.
+Equations, points, network and loss are those of Rathore et al., "Challenges in Training PINNs" (ICML 2024).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def build(
     def outputs(params: Any, state: Any, points: Points) -> Outputs:
         # One example: a sum of squares over it is the loss.
         found = jnp.concatenate([part / np.sqrt(part.size) for part in residuals(params, points)])[None]
-        return Outputs("squared", found, jnp.zeros_like(found))
+        return Outputs("residuals", found, jnp.zeros_like(found))
 
     def loss(params: Any, state: Any, points: Points) -> tuple[jax.Array, Any]:
         return jnp.sum(jnp.stack([jnp.mean(part**2) for part in residuals(params, points)])), state
@@ -123,7 +123,7 @@ def build(
         lambda points, indices: points,
         lambda key: jnp.zeros((size.steps, 1), jnp.int32),  # every step sees all points
         lambda params, state: error(params, *grid),
-        size._asdict(),
+        {**size._asdict(), "batch_size": size.residuals},
         outputs,
     )
 
@@ -147,6 +147,7 @@ def task(equation: Equation) -> Task:
         heavy_ball_rate=1e-3,
         modes=MODES,
         fosi=FOSI,
+        lbfgs_memory=100,
         extra={"steps_a_round": SIZES["full"].steps},
     )
 

@@ -94,7 +94,8 @@ def text(groups: Groups, where: Path, known: int) -> str:
         markdown.time_to_target(groups, train=True),
         "## All together",
         markdown.summary(groups),
-        "The mean is over the tasks and the two bases, of the medians over seeds.",
+        "The mean is of the medians over seeds, over the tasks that were trained as long as in the paper and the two "
+        "bases: of so many.",
         markdown.best_against_best(groups),
         "The sooner of FOSI-HB and FOSI-Adam over the sooner of HB and Adam, each to its own target, as in the paper.",
         "## Learning curves",

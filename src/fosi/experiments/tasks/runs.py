@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fosi.experiments import records
-from fosi.experiments.tasks import training
+from fosi.experiments.tasks import settings, training
 from fosi.experiments.tasks.engine import Engine
 from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.training import Point, Progress
@@ -103,6 +103,7 @@ def run(
         _same(old, plan, None)
         return old
     engine = plan.engine(problem)
+    _check_switch(plan, plan.length * engine.steps_a_round)
     environment = _environment(plan, problem, engine, shared)
     progress = _resumed(files, plan, environment, engine)
     before = engine.peak_memory()
@@ -141,6 +142,12 @@ def run(
     return read(files.curve)
 
 
+def _check_switch(plan: Plan, steps: int) -> None:
+    at = settings.of_relay(plan.optimizer, plan.options).get("switch_at")
+    if at is not None and at >= steps:
+        raise ValueError(f"switch_at is {at}, but the run has {steps} steps: L-BFGS would never go on; give less")
+
+
 def scalars(plan: Plan, point: Point) -> dict[str, float]:
     """What TensorBoard shows of a point."""
     steps = max(1, point.step)
@@ -169,9 +176,8 @@ def _environment(plan: Plan, problem: Any, engine: Engine, shared: bool) -> dict
         shared=shared,
         rate=engine.rate,
         steps_a_round=engine.steps_a_round,
-        batch_size=plan.of.batch_size,
         schedule=None if schedule is None else schedule._asdict(),
-        **getattr(problem, "facts", {}),
+        **{"batch_size": plan.of.batch_size, **getattr(problem, "facts", {})},
     )
     return {**made, "device": engine.device_name}  # PyTorch's need not be JAX's
 

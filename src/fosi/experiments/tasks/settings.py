@@ -15,6 +15,7 @@ SECOND_ORDER = ("kfac", "lbfgs")
 THEN = "-lbfgs"
 """After a name: L-BFGS goes on where that one has arrived."""
 RELAYS = (f"adam{THEN}", f"fosi-adam{THEN}")
+_OF_RELAY = ("switch_at", "memory_size")
 NAMES = (*BASES, *(f"fosi-{base}" for base in BASES), *SECOND_ORDER, *RELAYS)
 ADAM_RATE = 1e-3
 MOMENTUM = 0.9
@@ -49,7 +50,13 @@ def is_first_order(name: str) -> bool:
 
 def of_relay(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that say how L-BFGS goes on after another, which FOSI and its base must have alike."""
-    return {key: options[key] for key in ("switch_at", "memory_size") if key in options} if name in RELAYS else {}
+    return {key: options[key] for key in _OF_RELAY if key in options} if name in RELAYS else {}
+
+
+def for_one(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of options for several optimizers that are for this one: FOSI's, and how L-BFGS goes on after another."""
+    ours = {key: value for key, value in options.items() if key not in _OF_RELAY} if name.startswith("fosi-") else {}
+    return {**ours, **of_relay(name, options)}
 
 
 def settle(name: str, task: Task, steps_a_round: int, rate_factor: float, options: dict[str, Any]) -> Settings:

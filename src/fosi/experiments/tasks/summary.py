@@ -42,13 +42,14 @@ def summarise(finished: Iterable[Curve]) -> list[dict[str, Any]]:
 def _reference(curve: Curve, known: Mapping[str, Curve]) -> Curve | None:
     """The run that sets the target, if it was made on the same device and with the same frozen network.
 
-    K-FAC and L-BFGS may be given fewer rounds, since theirs take longer: then it is the base's run of full length.
+    K-FAC and L-BFGS may be given fewer rounds, since theirs take longer: for them it is the longest that there is.
     """
-    wanted = [curve.plan.reference]
-    if curve.plan.base is None:
-        wanted.append(replace(curve.plan.reference, rounds=None))
-    there = (known[plan.name] for plan in wanted if plan.name in known)
-    return next((found for found in there if _where(found) == _where(curve)), None)
+    wanted = curve.plan.reference
+    same = [found for found in known.values() if _where(found) == _where(curve)]
+    if curve.plan.base is not None:
+        return next((found for found in same if found.plan == wanted), None)
+    same = [found for found in same if replace(found.plan, rounds=wanted.rounds) == wanted]
+    return max(same, key=lambda found: found.plan.length, default=None)
 
 
 def _where(curve: Curve) -> tuple[Any, ...]:
@@ -85,7 +86,7 @@ def _with_times(curve: Curve, alone: Sequence[Curve]) -> Curve:
     longest = max(one.points[-1].step for one in alone)
     alone = [one for one in alone if one.points[-1].step == longest]
     ends = [one.points[-1] for one in alone]
-    a_step = statistics.median((last.seconds - last.refresh_seconds) / last.step for last in ends)
+    a_step = statistics.median(_stepping(last) / last.step for last in ends)
     refreshes = [last.refresh_seconds / last.refreshes for last in ends if last.refreshes]
     a_refresh = statistics.median(refreshes) if refreshes else 0.0
     points = []
@@ -109,7 +110,7 @@ def summary(curve: Curve, reference: Curve | None) -> dict[str, Any]:
     plan, points, done = curve.plan, curve.points, curve.done
     assert done is not None
     last, sign = points[-1], plan.of.sign
-    ms_per_step = 1000 * (last.seconds - last.refresh_seconds) / last.step
+    ms_per_step = 1000 * _stepping(last) / last.step
     ms_per_refresh = 1000 * last.refresh_seconds / last.refreshes if last.refreshes else None
     gradient = done["gradient_seconds"]
     target = None if reference is None else best(reference.points, "metric", sign)
@@ -119,12 +120,14 @@ def summary(curve: Curve, reference: Curve | None) -> dict[str, Any]:
     overhead = None
     if reference is not None and plan.optimizer.startswith("fosi-"):
         then = reference.points[-1]
-        overhead = (last.seconds / last.step) / ((then.seconds - then.refresh_seconds) / then.step) - 1
-    # K-FAC and L-BFGS do more than a gradient in every step.
-    a_step = 1.0 if settings.is_first_order(plan.optimizer) else ms_per_step / (1000 * gradient)
+        overhead = (last.seconds / last.step) / (_stepping(then) / then.step) - 1
+    gradients = None
+    if reached is not None:  # a step of K-FAC or L-BFGS is more than a gradient, and one need not be as the next
+        steps = reached.step if settings.is_first_order(plan.optimizer) else _stepping(reached) / gradient
+        gradients = steps + reached.refresh_seconds / gradient
     line = {
         "task": plan.task,
-        "protocol": "paper" if plan.of.fosi is None else "tuned",
+        "protocol": "paper" if plan.of.fosi is None else "own",
         "backend": plan.backend,
         "optimizer": plan.optimizer,
         "base": plan.base,
@@ -138,7 +141,7 @@ def summary(curve: Curve, reference: Curve | None) -> dict[str, Any]:
         "target_val": target,
         "seconds_to_target": None if reached is None else reached.seconds,
         "steps_to_target": None if reached is None else reached.step,
-        "gradients_to_target": None if reached is None else a_step * reached.step + reached.refresh_seconds / gradient,
+        "gradients_to_target": gradients,
         "target_train": train_target,
         "seconds_to_train_target": None if trained is None else trained.seconds,
         "steps_to_train_target": None if trained is None else trained.step,
@@ -164,6 +167,11 @@ def summary(curve: Curve, reference: Curve | None) -> dict[str, Any]:
         "versions": {name: curve.environment[name] for name in VERSIONS if name in curve.environment},
     }
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in line.items()}
+
+
+def _stepping(point: Point) -> float:
+    """The seconds without those of refreshes."""
+    return point.seconds - point.refresh_seconds
 
 
 def best(points: Sequence[Point], name: str, sign: int) -> float | None:

@@ -23,7 +23,8 @@ class Outputs(NamedTuple):
     Attributes:
       kind: ``"softmax"``: cross-entropy of logits, mean over examples. ``"sigmoid"``: the same of labels of which an
         example may have several, mean over examples and labels. ``"squared"``: squared error, summed over what an
-        example consists of, mean over examples.
+        example consists of, mean over examples. ``"residuals"``: one row, squares summed, each of which may take
+        several passes through the network and its derivatives.
       predicted: the model's, an example in each row.
       wanted: the classes of ``"softmax"``; for the others of the shape of ``predicted``.
     """
@@ -85,6 +86,7 @@ class Task:
       clip: bound on every entry of the gradient, before any optimizer sees it; None for none.
       modes: ways to build it, such as on one dataset or another, the paper's or else the usual one first.
       fosi: settings of FOSI in the place of the paper's, where the task is not of the paper.
+      lbfgs_memory: how many pairs L-BFGS keeps.
       extra: further settings that a results file should name.
     """
 
@@ -100,6 +102,7 @@ class Task:
     clip: float | None = None
     modes: tuple[str, ...] = ()
     fosi: Mapping[str, Any] | None = None
+    lbfgs_memory: int = 10
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
