@@ -19,14 +19,16 @@ Seeds = Sequence[Curve]
 
 
 def learning_curves(task: Task, runs: Mapping[str, Seeds], control: str = "") -> Figure:
-    """Training loss and validation metric over epochs and over seconds.
+    """Training loss and validation metric over epochs and, where they are known, over seconds.
 
     Args:
       task: whose.
       runs: by label, an optimizer's name; what comes after a comma says how it was run otherwise.
       control: labels that end with this are drawn thin and dotted.
     """
-    made, axes = figures.figure(2, 2, width=10, height=6.6, sharey="row", sharex="col")
+    timed = any(math.isfinite(curve.points[-1].seconds) for seeds in runs.values() for curve in seeds)
+    columns = 2 if timed else 1
+    made, axes = figures.figure(2, columns, width=5.0 * columns, height=6.6, sharey="row", sharex="col", squeeze=False)
     for label, seeds in runs.items():
         look = figures.look(label.partition(",")[0]) | {"label": label}
         if control and label.endswith(control):
@@ -35,13 +37,13 @@ def learning_curves(task: Task, runs: Mapping[str, Seeds], control: str = "") ->
             rounds = np.arange(1, max(len(curve.points) for curve in seeds) + 1)
             middle, low, high = _band([[getattr(p, name) for p in curve.points] for curve in seeds])
             seconds, _, _ = _band([[p.seconds for p in curve.points] for curve in seeds])
-            for column, x in enumerate((rounds, seconds)):
+            for column, x in enumerate((rounds, seconds)[:columns]):
                 axes[row, column].plot(x, middle, **look)
                 axes[row, column].fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
     # What the control does matters where the others are: at three times its rate a base may diverge.
     shown = {label: seeds for label, seeds in runs.items() if not (control and label.endswith(control))}
     _axes(task, axes, shown or runs)
-    figures.legend(made, axes[0, 0], columns=3)
+    figures.legend(made, axes[0, 0], columns=3 if timed else 2)
     made.suptitle(task.title)
     return made
 
@@ -104,7 +106,8 @@ def _axes(task: Task, axes: Any, runs: Mapping[str, Seeds]) -> None:
     axes[1, 0].set_ylabel(f"validation {task.metric}")
     steps = task.extra.get("steps_a_round")
     axes[1, 0].set_xlabel(f"rounds of {steps} steps" if steps else "epochs")
-    axes[1, 1].set_xlabel("seconds on the clock")
+    if axes.shape[1] > 1:
+        axes[1, 1].set_xlabel("seconds on the clock")
 
 
 def _limits(axis: Axes, values: Iterable[float], rising: bool = False) -> None:

@@ -61,6 +61,7 @@ def draw(group: Group, curves: Mapping[str, Curve], folder: Path) -> Iterable[Pa
     if any(point.eigenvalues for curve in ours.values() for point in curve.points):
         written += figures.save(drawing.spectra(task, ours), folder / "spectra")
     tuned = {name: line for name in ("kfac", "lbfgs") if (line := markdown.best_of(group, name)) is not None}
+    tuned = {name: line for name, line in tuned.items() if line["seconds"] is not None}  # it is drawn over seconds
     if tuned:
         beside: dict[str, list[Curve]] = {
             name: runs[name] for name in ("heavy-ball", "fosi-heavy-ball") if name in runs
