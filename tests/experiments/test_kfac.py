@@ -59,17 +59,6 @@ def test_it_trains_and_goes_on_from_its_bytes():
     assert 0 < engine.gradient_seconds() < 1
 
 
-@installed
-def test_it_trains_an_autoencoder():
-    # Plain colours, all of them in each batch: noise teaches nothing, and K-FAC fits what is seen but once.
-    colours = np.random.default_rng(0).integers(0, 256, (16, 1, 1, 3), dtype=np.uint8)
-    images = jnp.asarray(np.tile(colours, (1, 32, 32, 1)))
-    problem = built("ae")._replace(data=images, order=lambda key: jnp.tile(jnp.arange(16), (4, 1)))
-    engine = KfacEngine(TASKS["ae"], problem, "kfac", 0, **ONE_PROGRAM)
-    first, second = training.train(engine, training.start(engine), 2)
-    assert second.train_loss < 0.98 * first.train_loss
-
-
 def sounds(several):
     """A depthwise convolution, BatchNorm and one layer: what audio classification is made of."""
 
