@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 Field = Callable[[jax.Array, jax.Array], jax.Array]
 """u(x, t) of arrays of equal shape, entry by entry."""
+Conditions = Callable[[Field], tuple[Callable[[jax.Array], jax.Array], ...]]
+"""What must be zero, of a field: each a function of the place, or of the time."""
 Exact = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
 
 
@@ -43,8 +45,8 @@ class Equation:
     right: float
     end: float
     residual: Callable[[Field], Field]
-    initial: Callable[[Field], tuple[Callable[[jax.Array], jax.Array], ...]]
-    boundary: Callable[[Field], tuple[Callable[[jax.Array], jax.Array], ...]]
+    initial: Conditions
+    boundary: Conditions
     exact: Exact
 
 
@@ -58,15 +60,15 @@ def in_time(u: Field) -> Field:
     return lambda x, t: jax.jvp(lambda t: u(x, t), (t,), (jnp.ones_like(t),))[1]
 
 
-def _starts_as(start: Callable[[Any], Any]) -> Callable[[Field], tuple[Callable[[jax.Array], jax.Array], ...]]:
+def _starts_as(start: Callable[[Any], Any]) -> Conditions:
     return lambda u: (lambda x: u(x, jnp.zeros_like(x)) - start(x),)
 
 
-def _periodic(left: float, right: float) -> Callable[[Field], tuple[Callable[[jax.Array], jax.Array], ...]]:
+def _periodic(left: float, right: float) -> Conditions:
     return lambda u: (lambda t: u(jnp.full_like(t, left), t) - u(jnp.full_like(t, right), t),)
 
 
-def _zero_at(*places: float) -> Callable[[Field], tuple[Callable[[jax.Array], jax.Array], ...]]:
+def _zero_at(*places: float) -> Conditions:
     return lambda u: tuple(lambda t, place=place: u(jnp.full_like(t, place), t) for place in places)
 
 
