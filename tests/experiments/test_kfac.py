@@ -57,6 +57,9 @@ def test_it_trains_and_goes_on_from_its_bytes():
         run, _ = engine.advance(run, order, start, stop)
     assert engine.advance(run, engine.order(1), 0, 5)[1] / 5 == pytest.approx(points[1].train_loss, rel=1e-6)
     assert 0 < engine.gradient_seconds() < 1
+    # Damping falls while the model predicts the loss, as it does here, and stops at a tenth of where it began.
+    list(training.train(engine, whole, 12))
+    assert float(whole.run.opt_state.damping) == pytest.approx(0.1)
 
 
 def sounds(several):
