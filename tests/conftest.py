@@ -1,5 +1,11 @@
 """What every test runs under: eight host devices, no silent broadcasting, and x64 off before and after."""
 
+import os
+
+# Compiling is most of what the tests do: without LLVM's optimizations it takes two thirds of the time. Before JAX is
+# there, which reads it once; XLA_FLAGS= gives the programs that users run.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
 import jax
 import pytest
 

@@ -14,7 +14,7 @@ from tests.problems import symmetric
 
 # Every example compiles an estimate: few, the same ones every time, and a failing one is not shrunk.
 few = settings(
-    max_examples=20,
+    max_examples=10,
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
@@ -163,7 +163,7 @@ def test_a_spectrum_is_the_dense_one(problem, precision):
     assert np.all(np.asarray(spectrum.residuals) <= 1e-3 * scale) and np.all(true_residuals <= 1e-4 * scale)
 
 
-@settings(few, max_examples=8)
+@settings(few, max_examples=5)
 @given(
     pieces=st.lists(st.integers(1, 5), min_size=1, max_size=5),
     data=st.data(),
