@@ -1,4 +1,4 @@
-"""Formulas of a diagnosis: limits by simulating each base, noise against its definition, the fit by hand and by scipy."""
+"""Formulas of a diagnosis: limits by simulating each base, noise by its definition, the fit by hand and by scipy."""
 
 import dataclasses
 import json

@@ -23,7 +23,7 @@ from fosi.options import Accept, Options, Precision
 class Seen(Loss):
     """The curvature as a base that divides sees it, with or without the directions that FOSI takes from it.
 
-    Its batch is (the batch, the factors that stand on both sides of the Hessian, V or None).
+    Its batch is (the batch, the factors that stand on both sides of the Hessian, V as rows).
     """
 
     def operator(
@@ -136,7 +136,8 @@ def diagnose(
     if optimizer.adaptive:
         root = _root(optimizer, space, gradients, nu)
         seen = Job.of(Seen(loss_fn, has_aux, curvature, micro_batches), space, options)._replace(k=1, ell=0)
-        whole = seen.run(params, (over, root, None), None, start_key(seed, 1))
+        nothing = jax.tree.map(jnp.zeros_like, used)  # and not None, for which all would be compiled anew
+        whole = seen.run(params, (over, root, nothing), None, start_key(seed, 1))
         left = seen.run(params, (over, root, used), None, start_key(seed, 2))
         sharpness, sharpness_left = float(whole.extremes[0]), float(left.extremes[0])
     return Diagnosis.of(
@@ -228,10 +229,8 @@ def _root(optimizer: Base, space: sp.Space, gradients: list[sp.Vector], nu: sp.T
     return [optimizer.inverse_root(leaf) for leaf in leaves]
 
 
-def _between(space: sp.Space, operator: Operator, factors: Leaves, basis: sp.Basis | None, v: Leaves) -> Leaves:
+def _between(space: sp.Space, operator: Operator, factors: Leaves, basis: sp.Basis, v: Leaves) -> Leaves:
     def project(leaves: Leaves) -> Leaves:
-        if basis is None:
-            return leaves
         return space.unpack(_projected(basis, space.pack(leaves, space.dtype)))
 
     def scale(leaves: Leaves) -> Leaves:
