@@ -102,7 +102,7 @@ def draw_spectrum(title: str, found: Mapping[str, Any]) -> Figure:
 
 def draw(title: str, found: Diagnosis) -> Figure:
     """The eigenvalues, and how near to the base's limit the sharpest is, with and without FOSI."""
-    made, (left, right) = figures.figure(1, 2, width=9.0, height=3.8, width_ratios=(2, 1))
+    made, (left, right) = figures.figure(1, 2, width=9.0, height=3.8, width_ratios=(5, 3))
     _eigenvalues(left, found.eigenvalues, found.residuals, found.accepted)
     if found.bulk_edge is not None:
         left.axhline(found.bulk_edge, color="#7F7F7F", linestyle=":", label="largest left to the base")
