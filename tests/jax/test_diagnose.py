@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fosi.jax import ModelLoss, diagnose
+from fosi.jax import Batches, ModelLoss, diagnose, estimate_spectrum
 from tests import measuring
 from tests.jax.running import as_arrays, as_tree, flat, loss_fn, x64
 from tests.measuring import BATCHES, CLOSE, ELL, RATE, K
@@ -58,6 +58,21 @@ def test_the_curvature_of_the_first_batches():
     got = found(base="gd", curvature_batches=1)
     for name, value in plain.items():
         assert getattr(got, name) == pytest.approx(value, **CLOSE), name
+
+
+def test_pairs_that_are_not_accepted_are_left_to_the_base():
+    got = found(base="gd", ell=0, num_matvecs=4)
+    assert 0 < got.used < K, "or nothing is tested"
+    assert got.bulk_edge == max(v for v, a in zip(got.eigenvalues, got.accepted, strict=True) if not a)
+    problem = measuring.problem()
+    with x64(np.float64):
+        params, batches = as_tree(problem, problem.start, np.float64), [as_arrays(b, np.float64) for b in BATCHES]
+        given = {"k": K, "num_matvecs": 4, "precision": "float64"}
+        pairs = estimate_spectrum(loss_fn(problem), params, Batches(batches), **given)
+        rows = np.concatenate([np.asarray(x).reshape(K, -1) for x in jax.tree.leaves(pairs.eigenvectors)], axis=1)
+    used = rows[np.asarray(got.accepted)]
+    mean = np.mean([problem.gradient(problem.start, batch) for batch in BATCHES], axis=0)
+    assert got.gradient_inside == pytest.approx(np.sum((used @ mean) ** 2) / np.sum(mean**2))
 
 
 def quadratic(w, shift):

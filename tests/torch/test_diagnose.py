@@ -3,10 +3,11 @@
 import dataclasses
 import functools
 
+import numpy as np
 import pytest
 import torch
 
-from fosi.torch import diagnose
+from fosi.torch import diagnose, estimate_spectrum
 from tests import measuring
 from tests.measuring import BATCHES, CLOSE, ELL, RATE, K
 from tests.torch.running import as_params, loss_of
@@ -55,6 +56,20 @@ def test_jax_says_the_same(base):
             assert value == other or value == pytest.approx(other, **CLOSE), field.name
     assert ours.features == pytest.approx(theirs.features, **CLOSE)
     assert ours.explain() == theirs.explain()
+
+
+def test_pairs_that_are_not_accepted_are_left_to_the_base():
+    got = found(base="heavy-ball", ell=0, num_matvecs=4)
+    assert 0 < got.used < K, "or nothing is tested"
+    assert got.bulk_edge == max(v for v, a in zip(got.eigenvalues, got.accepted, strict=True) if not a)
+    problem = measuring.problem()
+    params = as_params(problem, problem.start, torch.float64)
+    losses = [loss_of(problem, params, batch) for batch in BATCHES]
+    pairs = estimate_spectrum(losses, params, k=K, num_matvecs=4, precision="float64")
+    rows = torch.cat([x.reshape(K, -1) for x in pairs.eigenvectors], dim=1).numpy()
+    used = rows[np.asarray(got.accepted)]
+    mean = np.mean([problem.gradient(problem.start, batch) for batch in BATCHES], axis=0)
+    assert got.gradient_inside == pytest.approx(np.sum((used @ mean) ** 2) / np.sum(mean**2))
 
 
 def test_a_module_with_batches_and_second_moments_by_name():
