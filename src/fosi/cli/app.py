@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from fosi.cli import quadratic, tasks
+from fosi.cli import diagnose, quadratic, tasks
 from fosi.cli.options import at_least, print_figures
 
 app = typer.Typer(
@@ -20,6 +20,10 @@ app = typer.Typer(
 app.add_typer(quadratic.app, name="quadratic")
 app.command(epilog="[bold]Example[/bold]: fosi train lm --optimizer fosi-adam --data-dir data --download")(tasks.train)
 app.command(epilog="[bold]Example[/bold]: fosi compare lr --data-dir data --download")(tasks.compare)
+app.command(epilog="[bold]Example[/bold]: fosi diagnose lr --optimizer heavy-ball --data-dir data --download")(
+    diagnose.diagnose
+)
+app.command(epilog="[bold]Example[/bold]: fosi spectrum wave --mode quick --rounds-before 3 --ell 3")(diagnose.spectrum)
 
 
 @app.callback()

@@ -12,11 +12,14 @@ from fosi.experiments.quadratic import STUDIES
 from fosi.experiments.quickstart import draw as draw_quickstart
 from fosi.experiments.records import Journal, read_jsonl
 
+_NOT_DRAWN = ('{"benchmark"', '{"command": "diagnose"', '{"command": "spectrum"')
+
 
 def results(where: Path) -> list[Path]:
     """Returns the results files at this path: itself, or those in the folder and below.
 
-    Runs of training tasks, which ``tasks`` reports on together, and benchmarks, which have no figures, are left out.
+    Runs of training tasks, which ``tasks`` reports on together, benchmarks, which have no figures, and diagnoses and
+    spectra, which are drawn when they are made, are left out.
 
     Raises:
       ValueError: if there is none, of these or those.
@@ -54,7 +57,7 @@ def _elsewhere(path: Path) -> bool:
     if path.parent.name == "curves" or path.name == "runs.jsonl":
         return True
     with path.open(encoding="utf-8") as stream:
-        return stream.readline().startswith('{"benchmark"')
+        return stream.readline().startswith(_NOT_DRAWN)
 
 
 def redraw(path: Path) -> Iterable[Path]:

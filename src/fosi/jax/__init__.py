@@ -1,6 +1,8 @@
 """FOSI for JAX: an optax transformation around any other, and the spectrum estimate it stands on."""
 
+from fosi.diagnosis import Diagnosis
 from fosi.jax.curvature import Batches, ModelLoss
+from fosi.jax.diagnosis import diagnose
 from fosi.jax.optimizers import STATIC_ARGS, fosi, fosi_adam, fosi_adamw, fosi_sgd
 from fosi.jax.spectrum import Spectrum, estimate_spectrum
 from fosi.jax.transform import Fosi, FosiState, JaxOptions
@@ -8,11 +10,13 @@ from fosi.jax.transform import Fosi, FosiState, JaxOptions
 __all__ = [
     "STATIC_ARGS",
     "Batches",
+    "Diagnosis",
     "Fosi",
     "FosiState",
     "JaxOptions",
     "ModelLoss",
     "Spectrum",
+    "diagnose",
     "estimate_spectrum",
     "fosi",
     "fosi_adam",

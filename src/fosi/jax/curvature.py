@@ -161,6 +161,13 @@ class Loss:
         pieces = self._pieces(batch)
         return build(params, batch) if pieces is None else mean(build, params, pieces)
 
+    def gradient(self, space: Space, params: Tree, batch: Any) -> Leaves:
+        """The gradient at ``params`` over one batch."""
+        loss = self.loss_fn
+        if loss is None:
+            raise ValueError("loss_fn must be callable as loss_fn(params, batch), got None")
+        return jax.grad(self._scalar(space, params, lambda p: loss(p, batch)))(space.leaves(params))
+
     def _pieces(self, batch: Any) -> Any:
         """The batch cut along a new first axis, or None where it is used whole."""
         stacked = batch.stacked if isinstance(batch, Batches) else None

@@ -1,7 +1,9 @@
 """FOSI for PyTorch: ``FOSI(torch.optim.AdamW(model.parameters(), lr=1e-3), model=model, k=10)``."""
 
+from fosi.diagnosis import Diagnosis
 from fosi.momentum import Ema, Trace
+from fosi.torch.diagnosis import diagnose
 from fosi.torch.optimizer import FOSI
 from fosi.torch.spectrum import Spectrum, estimate_spectrum
 
-__all__ = ["FOSI", "Ema", "Spectrum", "Trace", "estimate_spectrum"]
+__all__ = ["FOSI", "Diagnosis", "Ema", "Spectrum", "Trace", "diagnose", "estimate_spectrum"]

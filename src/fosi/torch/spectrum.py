@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,15 +84,17 @@ def estimate(
     model: nn.Module | None = None,
     decay: list[float] | None = None,
     group: Any = None,
+    around: Callable[[lanczos.Matvec], lanczos.Matvec] | None = None,
 ) -> Estimate:
     """ESE at the parameters' values.
 
     ``decay`` holds what L2 penalty the base adds to the loss, for each parameter; ``group`` the processes over which
-    products are averaged.
+    products are averaged; ``around`` makes another symmetric operator of the Hessian, on flat vectors.
     """
     dtype = {"float32": torch.float32, "float64": torch.float64}[options.precision]
     with Isolation(space.params, model) as isolation:
         matvec = _matvec(operator(closures, isolation.leaves, isolation), space, dtype, decay, group)
+        matvec = matvec if around is None else around(matvec)
         # Of a product, which runs in the dtypes that the loss sees, and of what Lanczos does with it.
         eps = max(torch.finfo(x).eps for x in (dtype, *(p.dtype for p in isolation.leaves)))
         with torch.no_grad():

@@ -187,9 +187,16 @@ def _resumed(files: Files, plan: Plan, environment: dict[str, Any], engine: Engi
     if not files.curve.exists():
         return None
     _same(read(files.curve), plan, environment)
-    if not files.checkpoint.exists():
-        return None
-    head, _, raw = files.checkpoint.read_bytes().partition(b"\n")
+    return load_checkpoint(files.checkpoint, engine) if files.checkpoint.exists() else None
+
+
+def load_checkpoint(path: Path, engine: Engine) -> Progress:
+    """Returns a run as it was saved.
+
+    Raises:
+      ValueError: if it is of another model or another optimizer than the engine's.
+    """
+    head, _, raw = path.read_bytes().partition(b"\n")
     saved = json.loads(head)
     curve = [Point(**_as_point(point)) for point in saved.pop("curve")]
     return Progress(engine.load(raw), **saved, curve=curve)

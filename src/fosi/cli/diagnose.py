@@ -1,0 +1,240 @@
+"""`fosi diagnose` and `fosi spectrum`: the curvature of a training task at one point of its training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fosi.cli.options import at_least, print_figures
+from fosi.cli.tasks import DataDir, Download, Mode, Out, TaskName, Tiny
+
+Optimizer = Annotated[str, typer.Option(help="The base: gd, heavy-ball, nesterov, adam or adamw.")]
+RoundsBefore = Annotated[
+    int, typer.Option(help="Train so many rounds with the base first: spectra at the start mislead.", min=0)
+]
+Steps = Annotated[int | None, typer.Option(help="Train so many steps first, in the place of rounds.", min=0)]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(help="Look at a run under way: OUT/TASK/checkpoints/NAME, which also says which optimizer."),
+]
+BatchCount = Annotated[
+    int, typer.Option("--batches", help="How many of the next batches to look at.", callback=at_least(1))
+]
+Pairs = Annotated[int, typer.Option(help="How many of the largest eigenpairs.", callback=at_least(0))]
+Smallest = Annotated[int, typer.Option(help="How many of the smallest.", callback=at_least(0))]
+Matvecs = Annotated[int | None, typer.Option(help="Hessian-vector products of an estimate; else FOSI's own number.")]
+RateFactor = Annotated[float, typer.Option(help="Multiplies the base's learning rate.")]
+Seed = Annotated[int, typer.Option(help="Of the weights and of the batches.", callback=at_least(0))]
+_OUT = Path("fosi-results")
+
+
+def diagnose(
+    task: TaskName,
+    optimizer: Optimizer = "adam",
+    rounds_before: RoundsBefore = 1,
+    steps: Steps = None,
+    checkpoint: Checkpoint = None,
+    batches: BatchCount = 4,
+    curvature_batches: Annotated[
+        int | None, typer.Option(help="Take the curvature on the first so many of the batches; else on all.")
+    ] = None,
+    timed: Annotated[bool, typer.Option("--timed", help="Measure what a gradient and an estimate take.")] = False,
+    k: Pairs = 10,
+    ell: Smallest = 0,
+    num_matvecs: Matvecs = None,
+    rate_factor: RateFactor = 1.0,
+    seed: Seed = 0,
+    mode: Mode = None,
+    tiny: Tiny = False,
+    data_dir: DataDir = None,
+    download: Download = False,
+    out: Out = _OUT,
+) -> None:
+    """Say whether FOSI is likely to help on a task, by how much, and with which settings.
+
+    Writes into OUT/TASK: a line in diagnosis.jsonl, and a figure.
+    """
+    console = Console()
+    given = {"optimizer": optimizer, "rate_factor": rate_factor, "seed": seed, "mode": mode, "tiny": tiny}
+    probe = _probe(console, rounds_before, steps, checkpoint, data_dir, download, task=task, **given)
+    from fosi.experiments import figures
+    from fosi.experiments.tasks import diagnosing
+
+    options = {"k": k, "ell": ell, "num_matvecs": num_matvecs, "curvature_batches": curvature_batches, "timed": timed}
+    with _errors(), console.status("estimates the spectrum ..."):
+        found = diagnosing.diagnose(probe, batches, **options)
+    numbers = out / probe.plan.task / "diagnosis.jsonl"
+    diagnosing.write(numbers, "diagnose", probe, found.record())
+    title = _title(probe)
+    drawn = figures.save(diagnosing.draw(title, found), _beside(numbers, "diagnosis", probe), ("png",))
+    console.print(_diagnosis_table(found, title))
+    console.print(found.explain(), soft_wrap=True, highlight=False, markup=False)
+    console.print()
+    console.print(f"Numbers: {numbers}", soft_wrap=True, highlight=False)
+    print_figures(console, drawn)
+
+
+def spectrum(
+    task: TaskName,
+    optimizer: Optimizer = "adam",
+    rounds_before: RoundsBefore = 1,
+    steps: Steps = None,
+    checkpoint: Checkpoint = None,
+    batches: BatchCount = 1,
+    k: Pairs = 10,
+    ell: Smallest = 0,
+    num_matvecs: Matvecs = None,
+    rate_factor: RateFactor = 1.0,
+    seed: Seed = 0,
+    mode: Mode = None,
+    tiny: Tiny = False,
+    data_dir: DataDir = None,
+    download: Download = False,
+    out: Out = _OUT,
+) -> None:
+    """Show the extreme eigenvalues of a task's Hessian, and how far each can be trusted.
+
+    Writes into OUT/TASK: a line in spectrum.jsonl, and a figure.
+    """
+    console = Console()
+    given = {"optimizer": optimizer, "rate_factor": rate_factor, "seed": seed, "mode": mode, "tiny": tiny}
+    probe = _probe(console, rounds_before, steps, checkpoint, data_dir, download, task=task, **given)
+    from fosi.experiments import figures
+    from fosi.experiments.tasks import diagnosing
+
+    with _errors(), console.status("estimates the spectrum ..."):
+        estimate = diagnosing.spectrum(probe, batches, k=k, ell=ell, num_matvecs=num_matvecs)
+        found = diagnosing.as_record(estimate)
+    numbers = out / probe.plan.task / "spectrum.jsonl"
+    diagnosing.write(numbers, "spectrum", probe, {"batches": batches, "k": k, "ell": ell, **found})
+    title = _title(probe)
+    drawn = figures.save(diagnosing.draw_spectrum(title, found), _beside(numbers, "spectrum", probe), ("png",))
+    console.print(_pairs_table(found, title))
+    largest, smallest = found["extremes"]
+    console.print(
+        f"All Ritz values lie from {smallest:.4g} to {largest:.4g}. Accepted: the residual is at most 0.1 |λ|, and "
+        f"|λ| above {found['resolution']:.2g}, what the products can resolve.",
+        style="dim",
+        highlight=False,
+    )
+    console.print(f"Numbers: {numbers}", soft_wrap=True, highlight=False)
+    print_figures(console, drawn)
+
+
+def _probe(
+    console: Console,
+    rounds: int,
+    steps: int | None,
+    checkpoint: Path | None,
+    data_dir: Path | None,
+    download: bool,
+    **given: Any,
+) -> Any:
+    """Where training stands: trained that far, or as a checkpoint has it."""
+    # Imported here so that --help does not wait for JAX.
+    from fosi.experiments.tasks import probing
+    from fosi.experiments.tasks.plan import Plan
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with _errors():
+        if checkpoint is not None:
+            plan = probing.planned(checkpoint)
+            if plan.task != given["task"]:
+                raise ValueError(f"{checkpoint} is of the task {plan.task}, not of {given['task']}")
+            return probing.resume(plan, plan.build(data_dir, download), checkpoint)
+        plan = Plan(**given)
+        probing.check(plan)
+        problem = plan.build(data_dir, download)
+        with Progress(*columns, console=console) as bar:
+            row = bar.add_task(f"{plan.optimizer}, steps", total=None)
+
+            def show(done: int, of: int) -> None:
+                bar.update(row, completed=done, total=of)
+
+            return probing.train(plan, problem, rounds, steps, show)
+
+
+class _errors:
+    """Inside it, what is wrong with the input becomes a message of the command."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, (ValueError, TypeError)):  # a DataError too
+            raise typer.BadParameter(str(error)) from error
+
+
+def _title(probe: Any) -> str:
+    plan = probe.plan
+    faster = "" if plan.rate_factor == 1 else f" at {plan.rate_factor:g}x rate"
+    made = " (tiny, made data)" if plan.tiny else ""
+    return f"{plan.of.title}{made}: {plan.optimizer}{faster} after {probe.step} steps"
+
+
+def _beside(numbers: Path, kind: str, probe: Any) -> Path:
+    # Without dots: what follows the last one would be taken for a suffix.
+    return numbers.with_name(f"{kind}-{probe.name.replace('.', '-')}")
+
+
+def _diagnosis_table(found: Any, title: str) -> Table:
+    table = _table(title, ("measured", "value", "meaning"))
+    for row in _rows(found):
+        table.add_row(*row)
+    return table
+
+
+def _rows(found: Any) -> Iterable[tuple[str, str, str]]:
+    adam = found.base.startswith("adam")
+    top = [value for value, used in zip(found.eigenvalues, found.accepted, strict=True) if used]
+    yield (
+        "pairs accepted",
+        f"{found.used} of {found.k + found.ell}",
+        f"m = {found.num_matvecs} products, n = {found.n:,}",
+    )
+    if top:
+        yield "eigenvalues used", f"{top[0]:.3g} .. {top[-1]:.3g}", f"λ₁/λₖ = {_number(found.gap)}"
+    yield "bulk edge", _number(found.bulk_edge), f"left to the base; λ₁ is {_number(found.bulk_gap)} times it"
+    yield "smallest", _number(found.smallest), "the smallest Ritz value"
+    yield "sharpness", _number(found.sharpness), "of P^(-1/2) H P^(-1/2), P = √ν + ε" if adam else "λ₁"
+    yield "stability limit", _number(found.limit), f"of {found.base} at rate {found.learning_rate:g}"
+    yield (
+        "sharpness / limit",
+        f"{found.of_limit:.3g}",
+        f"{found.of_limit_left:.3g} with FOSI, at {found.lr_scale:.3g}x rate",
+    )
+    yield "gradient inside", f"{found.gradient_inside:.1%}", "of the mean gradient's square"
+    signal, noise = (found.signal_inside, found.signal_outside), (found.noise_inside, found.noise_outside)
+    for where, s, n in zip(("inside", "outside"), signal, noise, strict=True):
+        yield f"noise {where}", _number(n), f"a batch; signal {s:.3g}, from {found.batches} batches"
+    cost = "counted as 2m" if found.seconds is None else f"{1000 * found.seconds.refresh:.3g} ms, measured"
+    yield "refresh", f"{found.refresh_gradients:.3g} gradients", cost
+    every = "no T meets the budget" if found.refresh_every is None else f"T = {found.refresh_every}"
+    yield "overhead", f"{found.overhead:.1%}", every
+    yield "predicted ratio", f"{found.ratio:.2f}", "FOSI's seconds over the base's"
+
+
+def _pairs_table(found: dict[str, Any], title: str) -> Table:
+    table = _table(title, ("pair", "eigenvalue", "residual", "accepted"))
+    rows = zip(found["eigenvalues"], found["residuals"], found["accepted"], strict=True)
+    for index, (value, residual, accepted) in enumerate(rows, 1):
+        table.add_row(str(index), f"{value:.5g}", f"{residual:.2g}", "yes" if accepted else "no")
+    return table
+
+
+def _table(title: str, headings: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("measured", "meaning") else "right")
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

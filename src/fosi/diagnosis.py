@@ -1,0 +1,316 @@
+"""Whether FOSI is likely to help, by how much and with which settings: from what a backend measured, in plain numbers.
+
+``fosi.jax.diagnose`` and ``fosi.torch.diagnose`` measure. The formulas are here, in `fosi.stability` (the base's
+limit), `fosi.prediction` (the expected ratio) and `fosi.verdict` (the words).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fosi import scaling, schedule, verdict
+from fosi.prediction import COEFFICIENTS, fit, leave_one_out, predict, spearman
+from fosi.stability import Base, BaseName
+
+__all__ = ["Base", "BaseName", "Diagnosis", "Measured", "Seconds", "fit", "leave_one_out", "predict", "spearman"]
+
+
+class Seconds(NamedTuple):
+    """Times measured on the spot, compiled and warm.
+
+    Attributes:
+      gradient: of one batch.
+      refresh: of one estimate on one batch.
+      projections: of all products with V that one step of FOSI adds.
+    """
+
+    gradient: float
+    refresh: float
+    projections: float
+
+
+class Measured(NamedTuple):
+    """What a backend finds out; the arrays are NumPy's.
+
+    Attributes:
+      n: number of parameters.
+      k: pairs asked for, of the largest.
+      ell: pairs asked for, of the smallest.
+      num_matvecs: Hessian-vector products of one estimate, m.
+      eigenvalues: (k + ell,), the k largest and then the ell smallest, descending.
+      residuals: (k + ell,).
+      accepted: (k + ell,) bools.
+      beyond: the Ritz value after the k largest; None where there is none.
+      extremes: the largest and the smallest Ritz value.
+      sharpness: with Adam, the largest eigenvalue of P^(−½) H P^(−½); None for the others, to whom H is what it is.
+      sharpness_left: with Adam, the same once the accepted eigenvectors are taken out of H.
+      inside: (batches, k + ell), the batches' gradients along the accepted eigenvectors; 0 for the other pairs.
+      outside: (batches, batches), inner products of what of the gradients lies outside their span. Not of the whole
+        gradients: where next to all of a gradient is inside, the difference would be rounding.
+      seconds: where times were asked for.
+    """
+
+    n: int
+    k: int
+    ell: int
+    num_matvecs: int
+    eigenvalues: NDArray[Any]
+    residuals: NDArray[Any]
+    accepted: NDArray[Any]
+    beyond: float | None
+    extremes: NDArray[Any]
+    sharpness: float | None
+    sharpness_left: float | None
+    inside: NDArray[Any]
+    outside: NDArray[Any]
+    seconds: Seconds | None = None
+
+
+def signal_and_noise(gram: NDArray[Any]) -> tuple[float, float | None]:
+    """|E g|² and the trace of the covariance of one batch's gradient, both unbiased.
+
+    E (g_a · g_b) is |E g|² for two batches, and |E g|² + trace for one and itself.
+
+    Args:
+      gram: the inner products g_a · g_b of the gradients of B batches.
+
+    Returns:
+      The signal, which may come out negative where noise is all there is, and the noise; of one batch |g|² and None.
+
+    Example:
+      >>> signal_and_noise(np.array([[2.0, 1.0], [1.0, 4.0]]))
+      (1.0, 2.0)
+    """
+    count, own = len(gram), float(np.trace(gram))
+    if count == 1:
+        return own, None
+    signal = (float(np.sum(gram)) - own) / (count * (count - 1))
+    return signal, max(own / count - signal, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What was measured at one point of a training, and what it means for FOSI there.
+
+    Attributes:
+      base: the base optimizer's name.
+      learning_rate: its rate, η.
+      momentum: its momentum.
+      n: number of parameters.
+      k: how many of the largest eigenpairs were asked for.
+      ell: how many of the smallest.
+      num_matvecs: Hessian–vector products of one estimate, m.
+      eigenvalues: the k largest and the ell smallest, descending.
+      residuals: ‖H v − λ v‖ of each.
+      accepted: whether FOSI would use it.
+      smallest: the smallest Ritz value.
+      bulk_edge: the largest Ritz value that FOSI would leave to the base; None where nothing is left.
+      sharpness: the largest eigenvalue of the Hessian, with Adam of the Hessian divided by √ν + ε.
+      sharpness_left: the same of what FOSI would leave to the base, at the base's own rate.
+      limit: the curvature above which the base's steps grow.
+      lr_scale: FOSI's factor on the base's rate; 1 with Adam.
+      max_lr_scale: the cap on it, c.
+      batches: how many the gradients were taken on.
+      gradient_inside: share of |mean gradient|² that lies in the subspace of the accepted pairs.
+      signal_inside: |expected gradient|² in the subspace; unbiased, and so it may be negative.
+      signal_outside: the same in its complement.
+      noise_inside: trace of the covariance of one batch's gradient, in the subspace; None with one batch.
+      noise_outside: the same in its complement.
+      refresh_gradients: what an estimate costs, in gradients; 2m where it was not measured.
+      refresh_every: T, by the run-time budget; None where no T can meet it.
+      overhead: of FOSI's time over the base's with that T; at T = 2m / budget where none meets the budget.
+      seconds: measured times, where they were asked for.
+    """
+
+    base: str
+    learning_rate: float
+    momentum: float
+    n: int
+    k: int
+    ell: int
+    num_matvecs: int
+    eigenvalues: tuple[float, ...]
+    residuals: tuple[float, ...]
+    accepted: tuple[bool, ...]
+    smallest: float
+    bulk_edge: float | None
+    sharpness: float
+    sharpness_left: float | None
+    limit: float
+    lr_scale: float
+    max_lr_scale: float
+    batches: int
+    gradient_inside: float
+    signal_inside: float
+    signal_outside: float
+    noise_inside: float | None
+    noise_outside: float | None
+    refresh_gradients: float
+    refresh_every: int | None
+    overhead: float
+    seconds: Seconds | None = None
+
+    @classmethod
+    def of(cls, base: Base, measured: Measured, *, overhead: float = 0.1, max_lr_scale: float = 3.0) -> Diagnosis:
+        """Works out a diagnosis.
+
+        Args:
+          base: the optimizer FOSI would be put around.
+          measured: what a backend measured.
+          overhead: the run-time budget ρ − 1.
+          max_lr_scale: the cap c on the scaling of the base's rate.
+
+        Returns:
+          The diagnosis, in Python's own numbers.
+        """
+        m, k = measured, measured.k
+        values, used = np.asarray(m.eigenvalues, float), np.asarray(m.accepted, bool)
+        top, bottom = values[:k][used[:k]], values[k:][used[k:]]
+        rest = [*values[:k][~used[:k]].tolist(), *([] if m.beyond is None else [m.beyond])]
+        edge = max(rest, default=None)
+        whole = [float(x) for x in m.extremes]
+        scale = 1.0
+        if len(top):
+            lowest = float(bottom[0]) if len(bottom) else whole[1]
+            scale = scaling.lr_scale(base.rule, whole[0], whole[1], float(top[-1]), lowest, max_lr_scale)
+        within = np.asarray(m.inside, float) @ np.asarray(m.inside, float).T
+        without = np.asarray(m.outside, float)
+        signal, noise = signal_and_noise(within)
+        signal_out, noise_out = signal_and_noise(without)
+        whole_square = float(np.sum(within) + np.sum(without))  # of the sum over batches
+        cost, every, extra = _cost(m.num_matvecs, m.seconds, overhead)
+        return cls(
+            base=base.name,
+            learning_rate=float(base.learning_rate),
+            momentum=0.0 if base.name == "gd" else float(base.momentum),
+            n=m.n,
+            k=k,
+            ell=m.ell,
+            num_matvecs=m.num_matvecs,
+            eigenvalues=tuple(values.tolist()),
+            residuals=tuple(np.asarray(m.residuals, float).tolist()),
+            accepted=tuple(used.tolist()),
+            smallest=whole[1],
+            bulk_edge=edge,
+            sharpness=whole[0] if m.sharpness is None else m.sharpness,
+            sharpness_left=edge if m.sharpness is None else m.sharpness_left,
+            limit=base.limit,
+            lr_scale=float(scale),
+            max_lr_scale=float(max_lr_scale),
+            batches=len(within),
+            gradient_inside=float(np.sum(within)) / whole_square if whole_square > 0 else 0.0,
+            signal_inside=signal,
+            signal_outside=signal_out,
+            noise_inside=noise,
+            noise_outside=noise_out,
+            refresh_gradients=cost,
+            refresh_every=every,
+            overhead=extra,
+            seconds=m.seconds,
+        )
+
+    @property
+    def used(self) -> int:
+        """How many pairs FOSI would use."""
+        return sum(self.accepted)
+
+    @property
+    def gap(self) -> float | None:
+        """λ₁ over the last accepted of the k largest; None where none is."""
+        top = [value for value, used in zip(self.eigenvalues[: self.k], self.accepted, strict=False) if used]
+        return _over(top[0], top[-1]) if top else None
+
+    @property
+    def bulk_gap(self) -> float | None:
+        """λ₁ over the bulk's edge; None where the bulk is not there or not positive."""
+        return None if self.bulk_edge is None else _over(self.eigenvalues[0], self.bulk_edge)
+
+    @property
+    def of_limit(self) -> float:
+        """The sharpness as a fraction of the base's limit; about 1 is the edge of stability."""
+        return self.sharpness / self.limit
+
+    @property
+    def of_limit_left(self) -> float:
+        """The same of what FOSI would leave to the base, at the rate that it would have then."""
+        return max(self.sharpness_left or 0.0, 0.0) * self.lr_scale / self.limit
+
+    @property
+    def noise_share(self) -> float:
+        """Noise outside over noise and signal there, from 0 to 1; of one batch, which does not tell, 1."""
+        if self.noise_outside is None:
+            return 1.0
+        whole = self.noise_outside + max(self.signal_outside, 0.0)
+        return self.noise_outside / whole if whole > 0 else 0.0
+
+    @property
+    def features(self) -> dict[str, float]:
+        """What the prediction looks at, in logarithms of how many times.
+
+        ``overhead``: log (1 + overhead). ``rate``: log of FOSI's factor on the base's rate. ``relief``: how much nearer
+        to its limit the base is with the sharp directions than without, log ((1 + s/limit) / (1 + s_left/limit)), next
+        to nothing far below the limit. ``noisy``: their sum times the share of noise. ``inside``: `gradient_inside`.
+        """
+        rate = math.log(self.lr_scale)
+        relief = math.log1p(max(self.of_limit, 0.0)) - math.log1p(self.of_limit_left)
+        return {
+            "overhead": math.log1p(self.overhead),
+            "rate": rate,
+            "relief": relief,
+            "noisy": (rate + relief) * self.noise_share,
+            "inside": self.gradient_inside,
+        }
+
+    @property
+    def ratio(self) -> float:
+        """FOSI's seconds over the base's to the same target, as predicted; below 1 where FOSI is sooner."""
+        return predict(self.features, COEFFICIENTS)
+
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments for FOSI that suit what was found, see `fosi.verdict.settings`."""
+        return verdict.settings(self)
+
+    def explain(self) -> str:
+        """A few plain sentences: what was found, what to expect, and what to set."""
+        return verdict.explain(self)
+
+    def record(self) -> dict[str, Any]:
+        """All of it, the prediction included, for a results file."""
+        seconds = None if self.seconds is None else self.seconds._asdict()
+        return {
+            **dataclasses.asdict(self),
+            "seconds": seconds,
+            "gap": self.gap,
+            "bulk_gap": self.bulk_gap,
+            "of_limit": self.of_limit,
+            "of_limit_left": self.of_limit_left,
+            "features": self.features,
+            "ratio": self.ratio,
+            "settings": self.settings(),
+        }
+
+
+def _cost(matvecs: int, seconds: Seconds | None, budget: float) -> tuple[float, int | None, float]:
+    """A refresh in gradients, T, and the overhead with that T."""
+    every: int | None = schedule.refresh_interval(matvecs, budget)
+    assert every is not None
+    if seconds is None:
+        return 2.0 * matvecs, every, 2 * matvecs / every
+    step = seconds.gradient + seconds.projections
+    counted = every
+    try:
+        every = schedule.measured_refresh_interval(seconds.gradient, step, seconds.refresh, budget)
+    except ValueError:  # the products with V alone use it up
+        every = None
+    extra = (seconds.projections + seconds.refresh / (every or counted)) / seconds.gradient
+    return seconds.refresh / seconds.gradient, every, extra
+
+
+def _over(largest: float, other: float) -> float | None:
+    return largest / other if other > 0 else None

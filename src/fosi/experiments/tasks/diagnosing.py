@@ -1,0 +1,136 @@
+"""Diagnoses and spectra of the training tasks: measured, on disk, and drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fosi.diagnosis import Diagnosis
+from fosi.experiments import figures, records
+from fosi.experiments.tasks.probing import Probe
+from fosi.experiments.tasks.settings import MOMENTUM
+from fosi.jax import Batches, Spectrum, estimate_spectrum
+from fosi.jax import diagnose as measure
+
+
+def diagnose(probe: Probe, batches: int, **given: Any) -> Diagnosis:
+    """Whether FOSI would help from here on.
+
+    Args:
+      probe: where training stands.
+      batches: how many of the next batches to look at.
+      **given: more arguments of ``fosi.jax.diagnose``.
+    """
+    task = probe.plan.of
+    return measure(
+        probe.loss,
+        probe.run.params,
+        probe.batches(batches),
+        has_aux=True,
+        base=probe.base,  # type: ignore[arg-type]
+        learning_rate=probe.engine.rate,
+        momentum=MOMENTUM,
+        nu=probe.second_moments(),
+        max_lr_scale=task.max_lr_scale,
+        **given,
+    )
+
+
+def spectrum(probe: Probe, batches: int, **given: Any) -> Spectrum:
+    """The extreme eigenpairs, of the mean over the next batches.
+
+    Args:
+      probe: where training stands.
+      batches: how many.
+      **given: more arguments of ``fosi.jax.estimate_spectrum``.
+    """
+    drawn = list({id(batch): batch for batch in probe.batches(batches)}.values())
+    batch = drawn[0] if len(drawn) == 1 else Batches(drawn)
+    return estimate_spectrum(probe.loss, probe.run.params, batch, has_aux=True, **given)
+
+
+def as_record(found: Spectrum) -> dict[str, Any]:
+    """A spectrum's numbers, without its vectors."""
+    numbers = jax.tree.map(lambda x: np.asarray(x).tolist(), found._replace(eigenvectors=None))._asdict()
+    return {name: value for name, value in numbers.items() if name != "eigenvectors"}
+
+
+def write(path: Path, command: str, probe: Probe, found: Mapping[str, Any]) -> None:
+    """Adds a line to a results file, or renews the one of the same point.
+
+    Args:
+      path: the file.
+      command: that made it.
+      probe: where training stood.
+      found: the numbers.
+    """
+    made = records.environment()
+    del made["kind"]
+    new = {
+        "command": command,
+        "name": probe.name,
+        "step": probe.step,
+        "rate": probe.engine.rate,
+        "plan": probe.plan.record(),
+        **found,
+        **made,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    old = records.read_jsonl(path, cut=True) if path.exists() else []
+    records.write_jsonl(path, [*(line for line in old if line.get("name") != probe.name), new])
+
+
+def draw_spectrum(title: str, found: Mapping[str, Any]) -> Figure:
+    """The eigenvalues, those in use filled.
+
+    Args:
+      title: of the figure.
+      found: ``eigenvalues``, ``residuals`` and ``accepted``.
+    """
+    made, axis = figures.figure(width=5.5, height=3.8)
+    _eigenvalues(axis, found["eigenvalues"], found["residuals"], found["accepted"])
+    made.suptitle(title)
+    figures.legend(made, axis, columns=3)
+    return made
+
+
+def draw(title: str, found: Diagnosis) -> Figure:
+    """The eigenvalues, and how near to the base's limit the sharpest is, with and without FOSI."""
+    made, (left, right) = figures.figure(1, 2, width=9.0, height=3.8, width_ratios=(5, 3))
+    _eigenvalues(left, found.eigenvalues, found.residuals, found.accepted)
+    if found.bulk_edge is not None:
+        left.axhline(found.bulk_edge, color="#7F7F7F", linestyle=":", label="largest left to the base")
+    if not found.base.startswith("adam"):  # whose limit is for another matrix
+        left.axhline(found.limit, color="#D55E00", label=f"limit of {found.base}")
+    figures.legend(made, left, columns=4)
+    names = ["alone", "with FOSI" + (f",\n{found.lr_scale:.2g}× rate" if found.lr_scale > 1 else "")]
+    right.bar(names, [max(found.of_limit, 0.0), found.of_limit_left], color=["#7F7F7F", "#0072B2"], width=0.6)
+    right.axhline(1.0, color="#D55E00")
+    divided = ", preconditioned" if found.base.startswith("adam") else ""
+    right.set_ylabel(f"sharpness / limit of {found.base}{divided}")
+    made.suptitle(title)
+    return made
+
+
+def _eigenvalues(
+    axis: Axes, eigenvalues: Sequence[float], residuals: Sequence[float], accepted: Sequence[bool]
+) -> None:
+    values, used = np.asarray(eigenvalues, float), np.asarray(accepted, bool)
+    index = np.arange(1, len(values) + 1)
+    axis.errorbar(index, values, yerr=residuals, fmt="none", ecolor="#7F7F7F", elinewidth=1, label="residual")
+    axis.plot(index[used], values[used], "o", color="#0072B2", label="accepted")
+    axis.plot(index[~used], values[~used], "o", color="#0072B2", markerfacecolor="white", label="not accepted")
+    sizes = np.abs(values[values != 0])
+    if sizes.size and values.min() > 0:
+        axis.set_yscale("log")
+    elif sizes.size:  # logarithmic on both sides of zero
+        axis.set_yscale("symlog", linthresh=max(sizes.max() * 1e-4, sizes.min()))
+    axis.set_xlabel("pair")
+    axis.set_ylabel("eigenvalue of the Hessian")
+    axis.set_xticks(index)

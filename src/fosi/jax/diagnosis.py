@@ -1,0 +1,259 @@
+"""What a diagnosis needs, measured with JAX: spectrum, sharpness as the base sees it, gradients, times."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+from numpy.typing import NDArray
+
+from fosi.diagnosis import Base, BaseName, Diagnosis, Measured, Seconds
+from fosi.jax import space as sp
+from fosi.jax.curvature import Batches, Curvature, Leaves, Loss, Operator
+from fosi.jax.spectrum import Job, Spectrum, start_key
+from fosi.options import Accept, Options, Precision
+
+
+class Seen(Loss):
+    """The curvature as a base that divides sees it, with or without the directions that FOSI takes from it.
+
+    Its batch is (the batch, the factors that stand on both sides of the Hessian, V as rows).
+    """
+
+    def operator(
+        self, space: sp.Space, params: sp.Tree, batch: Any = None, value_fn: Callable[[sp.Tree], Any] | None = None
+    ) -> Operator:
+        """The operator S (I − V Vᵀ) H (I − V Vᵀ) S, with S the factors."""
+        inner, factors, basis = batch
+        return Partial(functools.partial(_between, space), super().operator(space, params, inner), factors, basis)
+
+
+def diagnose(
+    loss_fn: Callable[..., Any],
+    params: sp.Tree,
+    batches: Sequence[Any],
+    *,
+    learning_rate: float,
+    base: BaseName = "adam",
+    momentum: float = 0.9,
+    nu: sp.Tree | None = None,
+    adam_eps: float = 1e-8,
+    k: int = 10,
+    ell: int = 0,
+    num_matvecs: int | None = None,
+    precision: Precision = Options.precision,
+    accept: Accept = "converged",
+    overhead: float = 0.1,
+    max_lr_scale: float = 3.0,
+    seed: int = 0,
+    has_aux: bool = False,
+    mask: sp.Mask | None = None,
+    curvature: Curvature = "hessian",
+    micro_batches: int = 1,
+    curvature_batches: int | None = None,
+    timed: bool = False,
+) -> Diagnosis:
+    """Whether FOSI is likely to help at this point of a training, by how much, and with which settings.
+
+    Spectra at the start of a training mislead: train for a while with the base first, an epoch say. An estimate is made
+    of the Hessian, and with Adam two more of P^(−½) H P^(−½), P = diag(√ν + ε): with and without the eigenvectors that
+    FOSI would take from it. Each takes m Hessian–vector products on each batch.
+
+    Args:
+      loss_fn: loss_fn(params, batch) -> scalar, or (scalar, aux) with ``has_aux``.
+      params: where training stands.
+      batches: a few, four say, of the same shapes, as training draws them; one alone does not tell noise from signal.
+        Where training sees all data in every step, the same object twice says that there is no noise.
+      learning_rate: the base's, at this point.
+      base: ``"gd"``, ``"heavy-ball"``, ``"nesterov"``, ``"adam"`` or ``"adamw"``.
+      momentum: its momentum; b1 of Adam.
+      nu: Adam's second moments, bias-corrected, a tree like ``params``; None takes the batches' mean squared gradient.
+      adam_eps: Adam's ε.
+      k: how many of the largest eigenpairs.
+      ell: how many of the smallest.
+      num_matvecs: products of one estimate, m; None takes max(4 (k + ell), ⌈2 ln n⌉), never above n.
+      precision: dtype of the Lanczos basis.
+      accept: ``"converged"`` or ``"all"``, see ``Spectrum.accepted``.
+      overhead: FOSI's run-time budget, which sets how often it estimates.
+      max_lr_scale: cap on the scaling of the base's rate.
+      seed: of the start vectors.
+      has_aux: whether the loss returns (scalar, aux).
+      mask: True for the leaves that FOSI works on; all float leaves where None.
+      curvature: ``"hessian"``, or ``"gauss_newton"`` for a ``ModelLoss``.
+      micro_batches: cut each batch into so many pieces for the products, to save memory.
+      curvature_batches: how many of the batches the curvature is taken on, the first ones; None for all.
+      timed: whether to measure what a gradient and an estimate take, here and now, rather than count a product as two
+        gradients.
+
+    Returns:
+      A ``fosi.diagnosis.Diagnosis``; its ``explain()`` says it in words.
+
+    Raises:
+      ValueError: if an argument is out of its range, or ``nu`` is not like ``params``.
+      TypeError: if an argument has the wrong type.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fosi.jax import diagnose
+      >>> def loss_fn(w, shift):
+      ...     return 0.5 * jnp.sum(jnp.array([100.0, 50.0, 1.0, 0.5, 0.1]) * (w - shift) ** 2)
+      >>> found = diagnose(loss_fn, jnp.ones(5), [0.0, 0.1], base="heavy-ball", learning_rate=0.01, k=2)
+      >>> print(f"{found.sharpness:.0f} of {found.limit:.0f}, {found.bulk_edge:.0f} left to the base")
+      100 of 380, 1 left to the base
+    """
+    optimizer = Base(base, learning_rate, momentum, adam_eps)
+    drawn = _checked(batches)
+    space = sp.span(params, mask)
+    options = Options(
+        k=k,
+        ell=ell,
+        num_matvecs=num_matvecs,
+        precision=precision,
+        accept=accept,
+        overhead=overhead,
+        max_lr_scale=max_lr_scale,
+        seed=seed,
+    )
+    m = options.schedule(space.size).num_matvecs
+    loss = Loss(loss_fn, has_aux, curvature, micro_batches)
+    job = Job.of(loss, space, options)
+    over = _over(drawn, curvature_batches)
+    # One pair more than FOSI uses: the largest of what it leaves.
+    more = m > k + ell
+    found = job._replace(k=k + more, num_matvecs=m).run(params, over, None, start_key(seed, 0))
+    pairs, beyond = _without(found, k if more else None)
+    used = sp.rows_where(pairs.accepted, pairs.eigenvectors)
+
+    gradients = [_gradient(loss, space, params, batch) for batch in drawn]
+    inside, outside = _products(gradients, used)
+    sharpness = sharpness_left = None
+    if optimizer.adaptive:
+        root = _root(optimizer, space, gradients, nu)
+        seen = Job.of(Seen(loss_fn, has_aux, curvature, micro_batches), space, options)._replace(k=1, ell=0)
+        nothing = jax.tree.map(jnp.zeros_like, used)  # and not None, for which all would be compiled anew
+        whole = seen.run(params, (over, root, nothing), None, start_key(seed, 1))
+        left = seen.run(params, (over, root, used), None, start_key(seed, 2))
+        sharpness, sharpness_left = float(whole.extremes[0]), float(left.extremes[0])
+    return Diagnosis.of(
+        optimizer,
+        Measured(
+            n=space.size,
+            k=k,
+            ell=ell,
+            num_matvecs=m,
+            eigenvalues=np.asarray(pairs.eigenvalues),
+            residuals=np.asarray(pairs.residuals),
+            accepted=np.asarray(pairs.accepted),
+            beyond=beyond,
+            extremes=np.asarray(pairs.extremes),
+            sharpness=sharpness,
+            sharpness_left=sharpness_left,
+            inside=inside,
+            outside=outside,
+            seconds=_seconds(job, optimizer, params, drawn[0], gradients[0], used) if timed else None,
+        ),
+        overhead=overhead,
+        max_lr_scale=max_lr_scale,
+    )
+
+
+def _checked(batches: Any) -> list[Any]:
+    if not isinstance(batches, Sequence) or isinstance(batches, (str, tuple)) or not batches:
+        raise TypeError(f"batches must be a list of at least one batch, got {type(batches).__name__}: {batches!r:.80}")
+    return list(batches)
+
+
+def _over(drawn: list[Any], count: int | None) -> Any:
+    """What the curvature is taken on; what was given twice, once."""
+    if count is not None and not (isinstance(count, int) and 1 <= count <= len(drawn)):
+        raise ValueError(f"curvature_batches must be from 1 to the {len(drawn)} batches or None, got {count!r}")
+    chosen = list({id(batch): batch for batch in drawn[:count]}.values())
+    return chosen[0] if len(chosen) == 1 else Batches(chosen)
+
+
+def _without(found: Spectrum, index: int | None) -> tuple[Spectrum, float | None]:
+    """The spectrum without one pair, and that pair's eigenvalue."""
+    if index is None:
+        return found, None
+    one = functools.partial(jnp.delete, obj=index, axis=0)
+    return found._replace(
+        eigenvalues=one(found.eigenvalues),
+        eigenvectors=jax.tree.map(one, found.eigenvectors),
+        residuals=one(found.residuals),
+        accepted=one(found.accepted),
+    ), float(found.eigenvalues[index])
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _gradient(loss: Loss, space: sp.Space, params: sp.Tree, batch: Any) -> sp.Vector:
+    return space.pack(loss.gradient(space, params, batch), space.dtype)
+
+
+@jax.jit
+def _inner(rows: sp.Basis, vector: sp.Vector) -> jax.Array:
+    return sp.products(rows, vector)
+
+
+@jax.jit
+def _projected(rows: sp.Basis, vector: sp.Vector) -> sp.Vector:
+    return jax.tree.map(jnp.subtract, vector, sp.combine(rows, sp.products(rows, vector)))
+
+
+def _products(gradients: list[sp.Vector], used: sp.Basis) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The gradients along the eigenvectors, and the inner products of what is left of them, on the host."""
+    inside = [np.asarray(_inner(used, vector), np.float64) for vector in gradients]
+    left = [_projected(used, vector) for vector in gradients]
+    rows = jax.tree.map(lambda *vectors: jnp.stack(vectors), *left)
+    return np.stack(inside), np.stack([np.asarray(_inner(rows, vector), np.float64) for vector in left])
+
+
+def _root(optimizer: Base, space: sp.Space, gradients: list[sp.Vector], nu: sp.Tree | None) -> Leaves:
+    """The factors on both sides of the Hessian, P^(−½), as leaves."""
+    if nu is None:
+        squares = jax.tree.map(lambda *vectors: sum(v**2 for v in vectors) / len(vectors), *gradients)
+        leaves = space.unpack(squares, dtypes=[space.dtype] * len(space.shapes))
+    else:
+        try:
+            leaves = [jnp.asarray(leaf, space.dtype) for leaf in space.leaves(nu)]
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"nu must be a tree of arrays like params: {error}") from error
+        shapes = tuple(leaf.shape for leaf in leaves)
+        if shapes != space.shapes or any(bool(jnp.any(leaf < 0)) for leaf in leaves):
+            raise ValueError(f"nu must hold numbers ≥ 0 in the shapes of params, {space.shapes}, got shapes {shapes}")
+    return [optimizer.inverse_root(leaf) for leaf in leaves]
+
+
+def _between(space: sp.Space, operator: Operator, factors: Leaves, basis: sp.Basis, v: Leaves) -> Leaves:
+    def project(leaves: Leaves) -> Leaves:
+        return space.unpack(_projected(basis, space.pack(leaves, space.dtype)))
+
+    def scale(leaves: Leaves) -> Leaves:
+        return [(f * x).astype(x.dtype) for f, x in zip(factors, leaves, strict=True)]
+
+    return scale(project(operator(project(scale(v)))))
+
+
+def _seconds(job: Job, optimizer: Base, params: sp.Tree, batch: Any, gradient: sp.Vector, used: sp.Basis) -> Seconds:
+    """Times of compiled functions, the least of some calls."""
+    passes = 2 if optimizer.adaptive else 1  # V is read four times a step, or twice where the base is linear
+    return Seconds(
+        gradient=_least(lambda: _gradient(job.loss, job.space, params, batch), 5),
+        refresh=_least(lambda: job.run(params, batch, None, start_key(0, 0)), 1),
+        projections=passes * _least(lambda: _projected(used, gradient), 5),
+    )
+
+
+def _least(call: Callable[[], Any], times: int) -> float:
+    jax.block_until_ready(call())  # compiles
+    taken = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        jax.block_until_ready(call())
+        taken.append(time.perf_counter() - begin)
+    return min(taken)

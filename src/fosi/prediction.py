@@ -1,0 +1,183 @@
+"""How soon FOSI is likely to be there: a rule with few coefficients, and how they are fitted and judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Features = Mapping[str, float]
+
+NAMES = ("constant", "overhead", "rate", "relief", "noisy", "inside")
+"""What the rule looks at; `Diagnosis.features` says what each one is."""
+
+PHYSICAL: Mapping[str, float] = {
+    "constant": 0.0,
+    "overhead": 1.0,  # time is time
+    "rate": -1.0,  # slow directions go as fast as the rate that they are given
+    "relief": -1.0,
+    "noisy": 0.5,  # where noise is all there is, steps average it like 1/√steps: half of the gain, in logarithms
+    "inside": 0.0,
+}
+"""What one would expect without having measured anything; where few ratios are known, a fit stays close to it."""
+
+COEFFICIENTS: Mapping[str, float] = PHYSICAL
+"""The coefficients in use. PROVISIONAL: those of ``PHYSICAL``, not fitted to any measurement."""
+
+SPREAD = 0.4
+"""Of the logarithm of a measured ratio around the predicted one; a guess, like the coefficients."""
+
+PROVISIONAL = True
+"""Whether the coefficients come from reasoning alone; what is printed then says so."""
+
+
+def predict(features: Features, coefficients: Features = COEFFICIENTS) -> float:
+    """The ratio of FOSI's seconds to the base's, to the same target: exp(Σ coefficient × feature).
+
+    Args:
+      features: a number for each of `NAMES`; the constant is 1 and need not be given.
+      coefficients: a number for each of `NAMES`.
+
+    Returns:
+      The ratio; below 1 where FOSI is sooner.
+
+    Raises:
+      ValueError: if a feature or a coefficient is missing or not finite.
+
+    Example:
+      >>> round(predict({"overhead": 0.0, "rate": math.log(3), "relief": 0.0, "noisy": 0.0, "inside": 0.2}), 3)
+      0.333
+    """
+    return float(np.exp(_row(features) @ _vector("coefficients", coefficients)))
+
+
+def fit(
+    features: Sequence[Features], ratios: ArrayLike, *, ridge: float = 1.0, prior: Features = PHYSICAL
+) -> dict[str, float]:
+    """Coefficients by ridge least squares on the logarithm of measured ratios.
+
+    They minimise Σ (log ratio − coefficients · features)² + ridge · |coefficients − prior|².
+
+    Args:
+      features: those of each measured pair of trainings.
+      ratios: FOSI's seconds over the base's, one for each.
+      ridge: how much the prior counts; each unit as much as one measurement with a feature of 1.
+      prior: the coefficients that no measurement at all would leave.
+
+    Returns:
+      A coefficient for each of `NAMES`.
+
+    Raises:
+      ValueError: if lengths differ, a ratio is not positive and finite, or ``ridge`` is not above 0.
+
+    Example:
+      >>> seen = [{"overhead": 0.0, "rate": 1.0, "relief": 0.0, "noisy": 0.0, "inside": 0.0}] * 100
+      >>> round(fit(seen, [math.exp(-0.5)] * 100, prior=dict.fromkeys(NAMES, 0.0))["rate"], 2)
+      -0.25
+    """
+    rows, logs = _rows(features, ratios)
+    return dict(zip(NAMES, _solve(rows, logs, ridge, _vector("prior", prior)).tolist(), strict=True))
+
+
+def leave_one_out(
+    features: Sequence[Features],
+    ratios: ArrayLike,
+    *,
+    groups: Sequence[Hashable] | None = None,
+    ridge: float = 1.0,
+    prior: Features = PHYSICAL,
+) -> NDArray[np.float64]:
+    """Each ratio as a fit without it predicts it.
+
+    Args:
+      features: as for `fit`.
+      ratios: as for `fit`.
+      groups: one name for each: all that bear the same one are left out together, as two optimizers on one task
+        should be; None leaves out one at a time.
+      ridge: as for `fit`.
+      prior: as for `fit`.
+
+    Returns:
+      The predicted ratios, in order.
+
+    Raises:
+      ValueError: as `fit` does, and if there are not as many groups as ratios.
+
+    Example:
+      >>> nothing = {"overhead": 0.0, "rate": 0.0, "relief": 0.0, "noisy": 0.0, "inside": 0.0}
+      >>> leave_one_out([nothing, nothing], [1.0, 4.0]).round(3).tolist()
+      [2.0, 1.0]
+    """
+    rows, logs = _rows(features, ratios)
+    names = list(range(len(logs))) if groups is None else list(groups)
+    if len(names) != len(logs):
+        raise ValueError(f"groups has {len(names)} names, but there are {len(logs)} ratios; give one for each")
+    start, predicted = _vector("prior", prior), np.zeros(len(logs))
+    for name in set(names):
+        out = np.array([other == name for other in names])
+        predicted[out] = np.exp(rows[out] @ _solve(rows[~out], logs[~out], ridge, start))
+    return predicted
+
+
+def spearman(a: ArrayLike, b: ArrayLike) -> float:
+    """Spearman's rank correlation; equal values share the mean of their ranks.
+
+    Args:
+      a: at least two numbers.
+      b: as many.
+
+    Returns:
+      From −1 to 1; NaN where all values of one are equal.
+
+    Raises:
+      ValueError: if lengths differ, or there are fewer than two.
+
+    Example:
+      >>> spearman([0.5, 0.6, 1.2], [0.7, 0.9, 0.8])
+      0.5
+    """
+    first, second = np.asarray(a, float).ravel(), np.asarray(b, float).ravel()
+    if len(first) != len(second) or len(first) < 2:
+        raise ValueError(f"a has {len(first)} numbers and b {len(second)}; give as many of each, at least 2")
+    x, y = (ranks - ranks.mean() for ranks in (_ranks(first), _ranks(second)))
+    size = math.sqrt(float((x @ x) * (y @ y)))
+    return float(x @ y) / size if size else math.nan
+
+
+def _solve(
+    rows: NDArray[np.float64], logs: NDArray[np.float64], ridge: float, prior: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    if not (math.isfinite(ridge) and ridge > 0):
+        raise ValueError(f"ridge={ridge} is out of range; it must be finite and above 0")
+    normal = rows.T @ rows + ridge * np.eye(rows.shape[1])
+    return np.asarray(np.linalg.solve(normal, rows.T @ logs + ridge * prior), np.float64)
+
+
+def _rows(features: Sequence[Features], ratios: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    values = np.asarray(ratios, float)
+    if values.ndim != 1 or len(values) != len(features) or not len(values):
+        raise ValueError(f"ratios has shape {values.shape}, but features has {len(features)}; give one ratio for each")
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        raise ValueError(f"ratios={values.tolist()} must be positive and finite; count one that never ended as 2")
+    return np.stack([_row(one) for one in features]), np.log(values)
+
+
+def _row(features: Features) -> NDArray[np.float64]:
+    return _vector("features", {"constant": 1.0, **features})
+
+
+def _vector(what: str, values: Mapping[str, Any]) -> NDArray[np.float64]:
+    missing = [name for name in NAMES if not math.isfinite(values.get(name, math.nan))]
+    if missing:
+        raise ValueError(f"{what} has no finite {missing[0]!r}; it must have {', '.join(NAMES)}, got {dict(values)}")
+    return np.array([float(values[name]) for name in NAMES])
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    means: NDArray[np.float64] = (last - (counts - 1) / 2)[where]
+    return means

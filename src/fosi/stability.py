@@ -1,0 +1,82 @@
+"""How much curvature a base optimizer can bear at its learning rate."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+BaseName = Literal["gd", "heavy-ball", "nesterov", "adam", "adamw"]
+_RULES = {"gd": "gd", "heavy-ball": "heavy_ball", "nesterov": "nesterov"}
+
+
+@dataclass(frozen=True)
+class Base:
+    """The optimizer that FOSI would be put around.
+
+    Args:
+      name: ``"gd"``, ``"heavy-ball"``, ``"nesterov"``, ``"adam"`` or ``"adamw"``.
+      learning_rate: η.
+      momentum: β of Heavy-Ball and Nesterov, b1 of Adam and AdamW; gradient descent has none.
+      eps: Adam's ε.
+
+    Raises:
+      ValueError: if one of them is unknown or out of its range.
+      TypeError: if a number is none.
+
+    Example:
+      >>> round(Base("adam", 1e-3).limit), round(Base("heavy-ball", 0.1).limit)
+      (38000, 38)
+    """
+
+    name: str
+    learning_rate: float
+    momentum: float = 0.9
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(BaseName):
+            raise ValueError(f"base must be one of {', '.join(map(repr, get_args(BaseName)))}, got {self.name!r}")
+        _number("learning_rate", self.learning_rate, "a finite number > 0", lambda x: x > 0)
+        _number("momentum", self.momentum, "at least 0 and below 1", lambda x: 0 <= x < 1)
+        _number("adam_eps", self.eps, "a finite number > 0", lambda x: x > 0)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether it divides each entry of the gradient by √ν + ε, so that its limit is for the divided Hessian."""
+        return self.name.startswith("adam")
+
+    @property
+    def rule(self) -> str | None:
+        """The closed form of its best rate, as `fosi.scaling` names it; None for Adam, whose rate is not scaled."""
+        return _RULES.get(self.name)
+
+    @property
+    def limit(self) -> float:
+        """The curvature above which its steps grow instead of shrinking, on a quadratic function.
+
+        Along an eigenvector of curvature λ the error follows a recurrence of two terms; its roots leave the unit circle
+        at λ = 2/η for gradient descent, 2 (1 + β)/η for Heavy-Ball and 2 (1 + β)/((1 + 2β) η) for Nesterov. Adam's
+        first moment is Heavy-Ball at the rate (1 − b1) η: 2 (1 + b1)/((1 − b1) η), 38/η for 0.9, for the curvature of
+        P^(−½) H P^(−½) with P = diag(√ν + ε).
+        """
+        eta, beta = self.learning_rate, self.momentum
+        if self.name == "gd":
+            return 2 / eta
+        if self.name == "heavy-ball":
+            return 2 * (1 + beta) / eta
+        if self.name == "nesterov":
+            return 2 * (1 + beta) / ((1 + 2 * beta) * eta)
+        return 2 * (1 + beta) / ((1 - beta) * eta)
+
+    def inverse_root(self, nu: Any) -> Any:
+        """(√ν + ε)^(−½), which stands on both sides of the Hessian; for arrays of any framework."""
+        return (nu**0.5 + self.eps) ** -0.5
+
+
+def _number(name: str, value: Any, right: str, good: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be {right}, got {value!r}; of a schedule, its value at this point")
+    if not (math.isfinite(value) and good(float(value))):
+        raise ValueError(f"{name} must be {right}, got {value!r}")

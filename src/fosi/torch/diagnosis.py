@@ -1,0 +1,262 @@
+"""What a diagnosis needs, measured with PyTorch: spectrum, sharpness as the base sees it, gradients, times."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fosi.diagnosis import Base, BaseName, Diagnosis, Measured, Seconds
+from fosi.options import Accept, Options, Precision
+from fosi.torch import lanczos
+from fosi.torch import space as sp
+from fosi.torch.curvature import Closure, evaluate
+from fosi.torch.isolation import Isolation
+from fosi.torch.spectrum import estimate
+
+
+def diagnose(
+    closure: Callable[..., Any] | Sequence[Closure],
+    params: Iterable[Tensor] | Mapping[str, Tensor] | nn.Module,
+    batches: Sequence[Any] | None = None,
+    *,
+    learning_rate: float,
+    base: BaseName = "adam",
+    momentum: float = 0.9,
+    nu: Iterable[Tensor] | Mapping[str, Tensor] | None = None,
+    adam_eps: float = 1e-8,
+    k: int = 10,
+    ell: int = 0,
+    num_matvecs: int | None = None,
+    precision: Precision = Options.precision,
+    accept: Accept = "converged",
+    overhead: float = 0.1,
+    max_lr_scale: float = 3.0,
+    seed: int = 0,
+    model: nn.Module | None = None,
+    curvature_batches: int | None = None,
+    timed: bool = False,
+) -> Diagnosis:
+    """Whether FOSI is likely to help at this point of a training, by how much, and with which settings.
+
+    Spectra at the start of a training mislead: train for a while with the base first, an epoch say. An estimate is made
+    of the Hessian, and with Adam two more of P^(−½) H P^(−½), P = diag(√ν + ε): with and without the eigenvectors that
+    FOSI would take from it. Each takes m Hessian–vector products on each batch.
+
+    Args:
+      closure: closure(batch) -> the loss, without backward, where ``batches`` are given; else a sequence of functions
+        without arguments, one a batch.
+      params: where training stands: tensors that require gradients, by name if a mapping, or a module.
+      batches: a few, four say, as training draws them; one alone does not tell noise from signal. Where training sees
+        all data in every step, the same object twice says that there is no noise.
+      learning_rate: the base's, at this point.
+      base: ``"gd"``, ``"heavy-ball"``, ``"nesterov"``, ``"adam"`` or ``"adamw"``.
+      momentum: its momentum; b1 of Adam.
+      nu: Adam's second moments, bias-corrected, a tensor for each parameter in their order or by name: that is
+        ``state["exp_avg_sq"] / (1 - b2 ** state["step"])``; None takes the batches' mean squared gradient.
+      adam_eps: Adam's ε.
+      k: how many of the largest eigenpairs.
+      ell: how many of the smallest.
+      num_matvecs: products of one estimate, m; None takes max(4 (k + ell), ⌈2 ln n⌉), never above n.
+      precision: dtype of the Lanczos basis.
+      accept: ``"converged"`` or ``"all"``, see ``Spectrum.accepted``.
+      overhead: FOSI's run-time budget, which sets how often it estimates.
+      max_lr_scale: cap on the scaling of the base's rate.
+      seed: of the start vectors.
+      model: whose buffers and modes are left as they are; ``params`` if that is a module.
+      curvature_batches: how many of the batches the curvature is taken on, the first ones; None for all.
+      timed: whether to measure what a gradient and an estimate take, here and now, rather than count a product as two
+        gradients.
+
+    Returns:
+      A ``fosi.diagnosis.Diagnosis``; its ``explain()`` says it in words.
+
+    Raises:
+      ValueError: if an argument is out of its range, ``nu`` is not like ``params``, or the parameters are sharded.
+      TypeError: if an argument has the wrong type.
+
+    Example:
+      >>> import torch
+      >>> from fosi.torch import diagnose
+      >>> w, scales = torch.ones(5, requires_grad=True), torch.tensor([100.0, 50.0, 1.0, 0.5, 0.1])
+      >>> def loss(shift):
+      ...     return 0.5 * (scales * (w - shift) ** 2).sum()
+      >>> found = diagnose(loss, [w], [0.0, 0.1], base="heavy-ball", learning_rate=0.01, k=2)
+      >>> print(f"{found.sharpness:.0f} of {found.limit:.0f}, {found.bulk_edge:.0f} left to the base")
+      100 of 380, 1 left to the base
+    """
+    optimizer = Base(base, learning_rate, momentum, adam_eps)
+    losses = _losses(closure, batches)
+    if isinstance(params, nn.Module):
+        model = params if model is None else model
+        params = {name: p for name, p in params.named_parameters() if p.requires_grad}
+    names = list(params) if isinstance(params, Mapping) else None
+    space = sp.Space(list(params.values() if isinstance(params, Mapping) else params))
+    if space.sharding is not None:
+        raise ValueError("params are sharded (DTensor); diagnose a copy of the model that one process holds whole")
+    options = Options(
+        k=k,
+        ell=ell,
+        num_matvecs=num_matvecs,
+        precision=precision,
+        accept=accept,
+        overhead=overhead,
+        max_lr_scale=max_lr_scale,
+        seed=seed,
+    )
+    m = options.schedule(space.dimension).num_matvecs
+    over = _over(losses, curvature_batches)
+    # One pair more than FOSI uses: the largest of what it leaves.
+    more = m > k + ell
+    found = estimate(over, space, replace(options, k=k + more, num_matvecs=m), 0, model=model)
+    beyond = float(found.eigenvalues[k]) if more else None
+    kept = np.delete(np.arange(k + more + ell), [k] if more else [])
+    accepted = found.accepted[kept]
+    used = found.basis[torch.as_tensor(kept, device=space.device)]
+    used = used * torch.as_tensor(accepted, device=space.device)[:, None]
+
+    gradients = [_gradient(loss, space, model) for loss in losses]
+    inside, outside = _products(gradients, used)
+    sharpness = sharpness_left = None
+    if optimizer.adaptive:
+        root = optimizer.inverse_root(_second_moments(space, gradients, nu, names))
+        one = replace(options, k=1, ell=0, num_matvecs=m)
+        seen = [functools.partial(_between, root, basis) for basis in (None, used)]
+        tops = [estimate(over, space, one, i, model=model, around=f).extremes[0] for i, f in enumerate(seen, 1)]
+        sharpness, sharpness_left = float(tops[0]), float(tops[1])
+    return Diagnosis.of(
+        optimizer,
+        Measured(
+            n=space.dimension,
+            k=k,
+            ell=ell,
+            num_matvecs=m,
+            eigenvalues=found.eigenvalues[kept],
+            residuals=found.residuals[kept],
+            accepted=accepted,
+            beyond=beyond,
+            extremes=found.extremes,
+            sharpness=sharpness,
+            sharpness_left=sharpness_left,
+            inside=inside,
+            outside=outside,
+            seconds=_seconds(losses[0], space, options, model, optimizer, gradients[0], used) if timed else None,
+        ),
+        overhead=overhead,
+        max_lr_scale=max_lr_scale,
+    )
+
+
+def _losses(closure: Any, batches: Any) -> list[Closure]:
+    if batches is None:
+        if isinstance(closure, Sequence) and closure and all(map(callable, closure)):
+            return list(closure)
+        raise TypeError(
+            f"closure must be a sequence of functions without arguments, or come with batches=, got {closure!r}"
+        )
+    if not callable(closure):
+        raise TypeError(f"closure must be callable as closure(batch) where batches are given, got {closure!r}")
+    if not isinstance(batches, Sequence) or isinstance(batches, (str, tuple)) or not batches:
+        raise TypeError(f"batches must be a list of at least one batch, got {type(batches).__name__}: {batches!r:.80}")
+    known = {id(batch): functools.partial(closure, batch) for batch in batches}
+    return [known[id(batch)] for batch in batches]
+
+
+def _over(losses: list[Closure], count: int | None) -> list[Closure]:
+    """What the curvature is taken of; what was given twice, once."""
+    if count is not None and not (isinstance(count, int) and 1 <= count <= len(losses)):
+        raise ValueError(f"curvature_batches must be from 1 to the {len(losses)} batches or None, got {count!r}")
+    return list({id(loss): loss for loss in losses[:count]}.values())
+
+
+def _gradient(loss: Closure, space: sp.Space, model: nn.Module | None) -> Tensor:
+    buffer = space.buffer()
+    with Isolation(space.params, model) as isolation:
+        trained = [
+            (view, leaf) for view, leaf in zip(buffer.views, isolation.leaves, strict=True) if leaf.requires_grad
+        ]
+        found = torch.autograd.grad(evaluate(loss), [leaf for _, leaf in trained], allow_unused=True)
+        with torch.no_grad():
+            for (view, _), gradient in zip(trained, found, strict=True):
+                if gradient is not None:
+                    view.copy_(gradient)
+    return buffer.vector
+
+
+def _project(basis: Tensor, vector: Tensor) -> Tensor:
+    """What of a vector lies outside the span of the rows."""
+    return vector - sp.combine(basis.t(), sp.products(basis, vector))
+
+
+def _products(gradients: list[Tensor], used: Tensor) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The gradients along the eigenvectors, and the inner products of what is left of them, on the host."""
+    inside = torch.stack([sp.products(used, g) for g in gradients])
+    left = torch.stack([_project(used, g) for g in gradients])
+    outside = torch.stack([sp.products(left, row) for row in left])
+    return inside.double().cpu().numpy(), outside.double().cpu().numpy()
+
+
+def _second_moments(space: sp.Space, gradients: list[Tensor], nu: Any, names: list[str] | None) -> Tensor:
+    if nu is None:
+        return torch.stack([g**2 for g in gradients]).mean(0)
+    if isinstance(nu, Mapping):
+        if names is None or set(nu) != set(names):
+            raise ValueError(f"nu must have the names of params, {names}, got {list(nu)}")
+        nu = [nu[name] for name in names]
+    tensors = list(nu)
+    shapes, wanted = [tuple(x.shape) for x in tensors], [tuple(p.shape) for p in space.params]
+    if shapes != wanted or any(bool((x < 0).any()) for x in tensors):
+        raise ValueError(f"nu must hold numbers ≥ 0 in the shapes of params, {wanted}, got shapes {shapes}")
+    buffer = space.buffer()
+    for view, x in zip(buffer.views, tensors, strict=True):
+        view.copy_(x)
+    return buffer.vector
+
+
+def _between(root: Tensor, basis: Tensor | None, matvec: lanczos.Matvec) -> lanczos.Matvec:
+    """The operator S (I − V Vᵀ) H (I − V Vᵀ) S, with S the root."""
+
+    def project(vector: Tensor) -> Tensor:
+        return vector if basis is None else _project(basis.to(vector.dtype), vector)
+
+    def apply(vector: Tensor) -> Tensor:
+        factors = root.to(vector.dtype)
+        return factors * project(matvec(project(factors * vector)))
+
+    return apply
+
+
+def _seconds(
+    loss: Closure,
+    space: sp.Space,
+    options: Options,
+    model: nn.Module | None,
+    optimizer: Base,
+    gradient: Tensor,
+    used: Tensor,
+) -> Seconds:
+    """Times of warm functions, the least of some calls."""
+    passes = 2 if optimizer.adaptive else 1  # V is read four times a step, or twice where the base is linear
+    return Seconds(
+        gradient=_least(lambda: _gradient(loss, space, model), 5, space.device),
+        refresh=_least(lambda: estimate(loss, space, options, 0, model=model), 1, space.device),
+        projections=passes * _least(lambda: _project(used, gradient), 5, space.device),
+    )
+
+
+def _least(call: Callable[[], Any], times: int, device: torch.device) -> float:
+    taken = []
+    for _ in range(times + 1):
+        begin = time.perf_counter()
+        call()
+        if device.type != "cpu":
+            torch.get_device_module(device.type).synchronize(device)
+        taken.append(time.perf_counter() - begin)
+    return min(taken[1:])  # the first one warms up

@@ -1,0 +1,114 @@
+"""`fosi diagnose` and `fosi spectrum` as a person runs them, at tiny size."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("flax")
+
+from fosi.cli.app import app
+from fosi.experiments.tasks import diagnosing, probing, runs
+from fosi.experiments.tasks.plan import Plan
+
+SMALL = ["--k", "2", "--num-matvecs", "8", "--tiny"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "300", "FOSI_DATA": ""})
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_diagnose_writes_and_says_where(tmp_path):
+    command = ["diagnose", "lr", *SMALL, "--optimizer", "heavy-ball", "--batches", "2", "--out", str(tmp_path)]
+    result = invoke(*command, "--steps", "3")
+    assert result.exit_code == 0, result.output
+    for words in ("heavy-ball after 3 steps", "stability limit", "predicted ratio", "Settings: k=", "diagnosis.jsonl"):
+        assert words in result.output, result.output
+    (line,) = lines(tmp_path / "lr" / "diagnosis.jsonl")
+    assert (line["step"], line["base"], line["batches"], len(line["eigenvalues"])) == (3, "heavy-ball", 2, 2)
+    assert line["limit"] == pytest.approx(38.0) and line["plan"]["tiny"] and line["jax"]
+    assert (tmp_path / "lr" / "diagnosis-heavy-ball-tiny-seed-0-step-3.png").stat().st_size > 10_000
+
+
+def test_a_run_under_way_by_its_checkpoint(tmp_path, monkeypatch):
+    # A checkpoint is removed when its run is done: keep the last.
+    kept = tmp_path / "kept"
+    save = runs._save
+
+    def keep(path, engine, progress):
+        save(path, engine, progress)
+        shutil.copyfile(path, kept)
+
+    monkeypatch.setattr(runs, "_save", keep)
+    train = ["train", "lr", "--optimizer", "adam", "--tiny", "--rounds", "2", "--checkpoint-every", "0"]
+    assert invoke(*train, "--out", str(tmp_path)).exit_code == 0
+    checkpoint = tmp_path / "lr" / "checkpoints" / "adam.rounds-2.tiny.seed-0"
+    shutil.copyfile(kept, checkpoint)
+
+    given = ["--checkpoint", str(checkpoint), "--out", str(tmp_path)]
+    result = invoke("spectrum", "lr", *SMALL, "--ell", "1", *given)
+    assert result.exit_code == 0, result.output
+    assert "adam after 10 steps" in result.output and "All Ritz values lie from" in result.output
+    (line,) = lines(tmp_path / "lr" / "spectrum.jsonl")
+    assert line["step"] == 10 and len(line["eigenvalues"]) == len(line["residuals"]) == len(line["accepted"]) == 3
+    assert line["eigenvalues"] == sorted(line["eigenvalues"], reverse=True)
+    assert line["eigenvalues"][0] == line["extremes"][0]
+    assert (tmp_path / "lr" / "spectrum-adam-rounds-2-tiny-seed-0-step-10.png").stat().st_size > 10_000
+
+    # Parameters and second moments are those of the same training, by another way.
+    plan = probing.planned(checkpoint)
+    problem = plan.build(None, False)
+    saved, trained = probing.resume(plan, problem, checkpoint), probing.train(plan, problem, rounds=2)
+    assert saved.step == trained.step == 10
+    for one, other in ((saved.run.params, trained.run.params), (saved.second_moments(), trained.second_moments())):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), one, other)
+    adam = jax.tree.leaves(saved.run.opt_state, is_leaf=lambda node: hasattr(node, "nu"))[0]
+    corrected = jax.tree.leaves(adam.nu)[0] / (1 - 0.999**10)
+    np.testing.assert_allclose(jax.tree.leaves(saved.second_moments())[0], corrected, rtol=1e-5)
+
+    result = invoke("diagnose", "lm", "--checkpoint", str(checkpoint))
+    assert result.exit_code == 2 and "is of the task lr, not of lm" in result.output
+    # What was written is no results file that a report would draw.
+    result = invoke("report", str(tmp_path))
+    assert result.exit_code == 0 and "Skipped" not in result.output, result.output
+
+
+def test_batches_are_the_next_ones_and_a_full_batch_is_the_same_again(tmp_path):
+    plan = Plan("wave", "heavy-ball", tiny=True)
+    probe = probing.train(plan, plan.build(None, False), steps=0)
+    assert len({id(batch) for batch in probe.batches(3)}) == 1 and probe.second_moments() is None
+    for number in (1, 2):  # the second in the place of the first
+        diagnosing.write(tmp_path / "some.jsonl", "spectrum", probe, {"number": number})
+    assert [line["number"] for line in lines(tmp_path / "some.jsonl")] == [2]
+
+    plan = Plan("lr", "heavy-ball", tiny=True)
+    probe = probing.train(plan, plan.build(None, False), steps=7)
+    order = probe.engine.order(1)
+    for batch, indices in zip(probe.batches(2), order[2:4], strict=True):
+        np.testing.assert_array_equal(batch[1][1], probe.engine.problem.data[1][indices])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["diagnose", "xor"], "task is 'xor'; give one of lr, "),
+        (["diagnose", "lr", "--tiny", "--optimizer", "fosi-adam"], "optimizer is 'fosi-adam'; give a base, in jax: gd"),
+        (["spectrum", "lr", "--tiny", "--optimizer", "kfac"], "optimizer is 'kfac'; give a base"),
+        (["diagnose", "lr", "--tiny", "--batches", "0"], "0 is too small; give 1 or more"),
+        (["diagnose", "lr", "--tiny", "--steps", "0", "--k", "0"], "k + ell must be from 1"),
+        (["diagnose", "lr", "--tiny", "--checkpoint", "nowhere"], "nowhere is not the checkpoint of a run under way"),
+        (["diagnose", "lr"], "no data folder: give one with --data-dir, or set FOSI_DATA"),
+    ],
+)
+def test_bad_input_is_named_and_leaves_nothing(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*arguments)
+    assert result.exit_code == 2 and message in result.output, result.output
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,137 @@
+"""`fosi.jax.diagnose` against dense matrices in NumPy, on a network of 26 parameters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fosi.jax import Batches, ModelLoss, diagnose, estimate_spectrum
+from tests import measuring
+from tests.jax.running import as_arrays, as_tree, flat, loss_fn, x64
+from tests.measuring import BATCHES, CLOSE, ELL, RATE, K
+
+
+def found(dtype=np.float64, nu=None, **given):
+    problem = measuring.problem()
+    with x64(dtype):
+        params = as_tree(problem, problem.start, dtype)
+        batches = [as_arrays(batch, dtype) for batch in BATCHES]
+        tree = None if nu is None else as_tree(problem, nu, dtype)
+        options = {"k": K, "ell": ELL, "num_matvecs": 26, "precision": np.dtype(dtype).name, **given}
+        return diagnose(loss_fn(problem), params, batches, learning_rate=RATE, nu=tree, **options)
+
+
+def test_everything_as_dense_matrices_have_it():
+    plain, divided = measuring.wanted()
+    got = found(base="heavy-ball")
+    assert got.accepted == (True,) * (K + ELL)
+    for name, value in plain.items():
+        assert getattr(got, name) == pytest.approx(value, **CLOSE), name
+    assert (got.sharpness, got.sharpness_left) == (got.eigenvalues[0], got.bulk_edge)
+    assert got.limit == pytest.approx(3.8 / RATE) and (got.n, got.num_matvecs, got.batches) == (26, 26, 3)
+
+    adam = found(base="adam")
+    for name, value in {**plain, **divided}.items():
+        assert getattr(adam, name) == pytest.approx(value, **CLOSE), name
+    assert adam.limit == pytest.approx(38 / RATE)
+    assert divided["sharpness_left"] < 0.9 * divided["sharpness"]  # or the test would not tell them apart
+
+
+def test_adams_own_second_moments_and_epsilon():
+    nu = measuring.second_moments()
+    _, divided = measuring.wanted(nu, eps=0.3)
+    got = found(base="adamw", nu=nu, adam_eps=0.3)
+    for name, value in divided.items():
+        assert getattr(got, name) == pytest.approx(value, **CLOSE), name
+
+
+def test_float32_is_as_good_as_its_products():
+    plain, _ = measuring.wanted()
+    got = found(np.float32, base="gd")
+    for name, value in plain.items():
+        assert getattr(got, name) == pytest.approx(value, rel=2e-3, abs=1e-4), name
+    assert {type(x) for x in got.eigenvalues} == {float}
+
+
+def test_the_curvature_of_the_first_batches():
+    plain, _ = measuring.wanted(taken=BATCHES[:1])
+    got = found(base="gd", curvature_batches=1)
+    for name, value in plain.items():
+        assert getattr(got, name) == pytest.approx(value, **CLOSE), name
+
+
+def test_pairs_that_are_not_accepted_are_left_to_the_base():
+    got = found(base="gd", ell=0, num_matvecs=4)
+    assert 0 < got.used < K, "or nothing is tested"
+    assert got.bulk_edge == max(v for v, a in zip(got.eigenvalues, got.accepted, strict=True) if not a)
+    problem = measuring.problem()
+    with x64(np.float64):
+        params, batches = as_tree(problem, problem.start, np.float64), [as_arrays(b, np.float64) for b in BATCHES]
+        given = {"k": K, "num_matvecs": 4, "precision": "float64"}
+        pairs = estimate_spectrum(loss_fn(problem), params, Batches(batches), **given)
+        rows = np.concatenate([np.asarray(x).reshape(K, -1) for x in jax.tree.leaves(pairs.eigenvectors)], axis=1)
+    used = rows[np.asarray(got.accepted)]
+    mean = np.mean([problem.gradient(problem.start, batch) for batch in BATCHES], axis=0)
+    assert got.gradient_inside == pytest.approx(np.sum((used @ mean) ** 2) / np.sum(mean**2))
+
+
+def quadratic(w, shift):
+    return 0.5 * jnp.sum(jnp.array([100.0, 50.0, 2.0, 1.0]) * (w - shift) ** 2)
+
+
+def test_one_batch_tells_no_noise_and_the_same_one_twice_that_there_is_none():
+    shift = jnp.full(4, 0.5)
+    once = diagnose(quadratic, jnp.ones(4), [shift], base="gd", learning_rate=0.01, k=2)
+    assert once.noise_inside is None and once.noise_outside is None
+    twice = diagnose(quadratic, jnp.ones(4), [shift, shift], base="gd", learning_rate=0.01, k=2)
+    assert twice.noise_inside == twice.noise_outside == 0.0 and twice.eigenvalues == once.eigenvalues
+    assert twice.signal_outside == pytest.approx(0.25 * (4 + 1), rel=1e-5)
+
+
+def test_without_anything_left_to_the_base():
+    whole = diagnose(quadratic, jnp.ones(4), [jnp.zeros(4)], base="gd", learning_rate=0.01, k=4)
+    assert whole.bulk_edge is None and whole.sharpness_left is None and whole.of_limit_left == 0.0
+    assert isinstance(whole.explain(), str)
+
+
+def test_masks_and_gauss_newton():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 16, 3)), jnp.float32)
+    params = {"w": jnp.ones(3), "free": jnp.ones(())}
+    loss = ModelLoss(lambda p, batch: p["free"] * (batch @ p["w"]), lambda out, batch: jnp.mean(out**2))
+    given = {"base": "heavy-ball", "learning_rate": 0.01, "k": 1}
+    got = diagnose(loss, params, list(x), curvature="gauss_newton", mask={"w": True, "free": False}, **given)
+    gram = 2 * np.mean([np.asarray(b).T @ np.asarray(b) / 16 for b in x], axis=0)
+    assert got.n == 3 and got.sharpness == pytest.approx(np.linalg.eigvalsh(gram)[-1], rel=1e-4)
+
+
+def test_times_are_measured_where_asked_for_and_nothing_of_the_users_is_changed():
+    def loss(params, batch):
+        return quadratic(params["w"], batch), "aux"
+
+    params = {"w": jnp.arange(4.0)}
+    timed = diagnose(loss, params, [jnp.zeros(4)], has_aux=True, base="adam", learning_rate=0.01, k=2, timed=True)
+    assert flat(params).tolist() == [0.0, 1.0, 2.0, 3.0] and not jax.config.jax_enable_x64
+    assert timed.seconds is not None and min(timed.seconds) > 0
+    assert timed.refresh_gradients == pytest.approx(timed.seconds.refresh / timed.seconds.gradient)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"base": "sgd"}, ValueError, "base must be one of .* got 'sgd'"),
+        ({"learning_rate": -1.0}, ValueError, "learning_rate must be .* got -1.0"),
+        ({"batches": []}, TypeError, "batches must be a list of at least one batch, got list"),
+        ({"batches": jnp.zeros((2, 4))}, TypeError, "batches must be a list"),
+        ({"batches": [jnp.zeros(4), jnp.zeros(1)]}, ValueError, "batches must be of one structure"),
+        ({"nu": jnp.ones(3)}, ValueError, r"nu must hold numbers ≥ 0 in the shapes of params, \(\(4,\),\)"),
+        ({"nu": -jnp.ones(4)}, ValueError, "nu must hold numbers ≥ 0"),
+        ({"nu": {"w": jnp.ones(4)}}, ValueError, "nu must be a tree of arrays like params"),
+        ({"k": 0}, ValueError, "k"),
+        ({"curvature_batches": 3}, ValueError, "curvature_batches must be from 1 to the 1 batches"),
+        ({"loss_fn": None}, ValueError, "loss_fn"),
+    ],
+)
+def test_bad_input_is_named(given, error, message):
+    usual = {"loss_fn": quadratic, "params": jnp.ones(4), "batches": [jnp.zeros(4)], "learning_rate": 0.1, "k": 2}
+    with pytest.raises(error, match=message):
+        diagnose(**{**usual, **given})

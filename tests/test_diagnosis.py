@@ -1,0 +1,298 @@
+"""Formulas of a diagnosis: limits by simulating each base, noise by its definition, the fit by hand and by scipy."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from fosi import diagnosis, prediction
+from fosi.diagnosis import Base, Diagnosis, Measured, Seconds, signal_and_noise
+from tests.problems import orthogonal
+
+ETA, BETA = 0.03, 0.8
+
+
+def heavy_ball(gradient, x):
+    velocity = np.zeros_like(x)
+    while True:
+        velocity = gradient(x) + BETA * velocity
+        x = x - ETA * velocity
+        yield x
+
+
+def nesterov(gradient, x):
+    velocity = np.zeros_like(x)
+    while True:
+        g = gradient(x)
+        velocity = g + BETA * velocity
+        x = x - ETA * (g + BETA * velocity)
+        yield x
+
+
+def gd(gradient, x):
+    while True:
+        x = x - ETA * gradient(x)
+        yield x
+
+
+def adam(gradient, x, divisor=1.0):
+    """With second moments that stand still, as the limit takes them."""
+    moment, t = np.zeros_like(x), 0
+    while True:
+        t += 1
+        moment = BETA * moment + (1 - BETA) * gradient(x)
+        x = x - ETA * moment / (1 - BETA**t) / divisor
+        yield x
+
+
+SIMULATIONS = {"gd": gd, "heavy-ball": heavy_ball, "nesterov": nesterov, "adam": adam, "adamw": adam}
+
+
+def size_after(steps, path):
+    return np.linalg.norm(next(x for i, x in enumerate(path, 1) if i == steps))
+
+
+@pytest.mark.parametrize("name", SIMULATIONS)
+def test_a_base_is_stable_just_below_its_limit_and_not_just_above(name):
+    basis = orthogonal(4, 1)
+
+    def final(sharpness):
+        hessian = (basis * np.array([sharpness, 0.5 * sharpness, 0.1 * sharpness, 1.0])) @ basis.T
+        return size_after(800, SIMULATIONS[name](lambda x: hessian @ x, basis @ np.ones(4)))
+
+    limit = Base(name, ETA, BETA).limit
+    assert final(0.99 * limit) < 1e-3
+    assert final(1.01 * limit) > 1e3
+
+
+def test_adams_limit_is_for_the_hessian_divided_on_both_sides():
+    rng = np.random.default_rng(0)
+    basis, nu = orthogonal(5, 2), rng.uniform(0.01, 4.0, 5) ** 2
+    base = Base("adam", ETA, BETA, eps=0.1)
+    divisor = np.sqrt(nu) + 0.1
+    np.testing.assert_allclose(base.inverse_root(nu), divisor**-0.5)
+
+    hessian = (basis * np.array([9.0, 5.0, 2.0, 1.0, 0.5])) @ basis.T
+    root = base.inverse_root(nu)
+    sharpness = np.linalg.eigvalsh(root[:, None] * hessian * root)[-1]
+    for factor, stable in ((0.99, True), (1.01, False)):
+        scaled = hessian * factor * base.limit / sharpness
+        end = size_after(800, adam(lambda x, scaled=scaled: scaled @ x, np.ones(5), divisor))
+        assert (end < 1e-2) if stable else (end > 1e3)
+
+
+def test_the_familiar_limits():
+    assert math.isclose(Base("adam", 1e-3).limit, 38 / 1e-3)
+    assert math.isclose(Base("heavy-ball", 0.1, 0.9).limit, 2 * 1.9 / 0.1)
+    assert Base("heavy-ball", 0.1, 0.0).limit == Base("nesterov", 0.1, 0.0).limit == Base("gd", 0.1).limit == 20.0
+
+
+def test_signal_and_noise_by_their_definitions():
+    gradients = np.random.default_rng(3).normal(size=(5, 8)) + 1.0
+    signal, noise = signal_and_noise(gradients @ gradients.T)
+    covariance = np.cov(gradients.T)  # unbiased
+    assert math.isclose(noise, np.trace(covariance), rel_tol=1e-9)
+    mean = gradients.mean(0)
+    assert math.isclose(signal, mean @ mean - np.trace(covariance) / 5, rel_tol=1e-9)
+    assert signal_and_noise(np.array([[4.0]])) == (4.0, None)
+    assert signal_and_noise(np.full((3, 3), 2.0)) == (2.0, 0.0)
+
+
+def test_signal_and_noise_are_unbiased():
+    rng, true = np.random.default_rng(4), np.array([0.3, 0.1, 0.0])
+    draws = [signal_and_noise(g @ g.T) for g in true + rng.normal(size=(4000, 3, 3)) * np.array([1.0, 2.0, 0.5])]
+    signal, noise = np.mean(draws, axis=0)
+    assert abs(signal - 0.1) < 0.1 and abs(noise - 5.25) < 0.2
+
+
+def measured(**changes):
+    """Four batches of gradients along e₁ and elsewhere; three pairs asked for, the last not accepted."""
+    rng = np.random.default_rng(5)
+    given = {
+        "n": 100,
+        "k": 3,
+        "ell": 1,
+        "num_matvecs": 16,
+        "eigenvalues": np.array([8.0, 4.0, 1.5, -0.5]),
+        "residuals": np.array([1e-3, 1e-3, 1.0, 1e-2]),
+        "accepted": np.array([True, True, False, True]),
+        "beyond": 1.0,
+        "extremes": np.array([8.0, -0.5]),
+        "sharpness": None,
+        "sharpness_left": None,
+        "inside": rng.normal(size=(4, 4)) * np.array([1.0, 1.0, 0.0, 1.0]),
+        "outside": (lambda g: g @ g.T)(rng.normal(size=(4, 6)) + 2),
+    }
+    return Measured(**{**given, **changes})
+
+
+def test_what_is_worked_out():
+    m = measured()
+    found = Diagnosis.of(Base("heavy-ball", 0.1), m)
+    assert found.used == 3 and found.gap == 2.0
+    assert found.bulk_edge == 1.5 and math.isclose(found.bulk_gap, 8 / 1.5)  # what was not accepted is left to the base
+    assert found.sharpness == 8.0 and found.sharpness_left == 1.5
+    assert math.isclose(found.lr_scale, 2.0)  # λ₁ / λ₂, the last accepted; negative curvature counts as 0
+    assert math.isclose(found.of_limit, 8 / 38) and math.isclose(found.of_limit_left, 2 * 1.5 / 38)
+    inside = m.inside.mean(0)
+    whole = inside @ inside + m.outside.mean()
+    assert math.isclose(found.gradient_inside, inside @ inside / whole)
+    assert math.isclose(found.noise_inside, np.trace(np.cov(m.inside.T)))
+    assert (found.signal_outside, found.noise_outside) == signal_and_noise(m.outside)
+    assert found.refresh_gradients == 32 and found.refresh_every == 320 and math.isclose(found.overhead, 0.1)
+
+
+def test_the_features_by_their_formulas():
+    found = Diagnosis.of(Base("heavy-ball", 0.1), measured())
+    relief = math.log((1 + 8 / 38) / (1 + 3 / 38))
+    share = found.noise_outside / (found.noise_outside + found.signal_outside)
+    expected = {
+        "overhead": math.log(1.1),
+        "rate": math.log(2),
+        "relief": relief,
+        "noisy": share * (math.log(2) + relief),
+        "inside": found.gradient_inside,
+    }
+    assert found.features == pytest.approx(expected)
+    weights = prediction.COEFFICIENTS
+    logs = weights["constant"] + sum(weights[name] * value for name, value in expected.items())
+    assert math.isclose(found.ratio, math.exp(logs))
+
+
+def test_adam_is_measured_on_its_own_matrix_and_not_scaled():
+    found = Diagnosis.of(Base("adam", 0.1), measured(sharpness=300.0, sharpness_left=30.0))
+    assert found.lr_scale == 1.0 and found.features["rate"] == 0.0
+    assert (found.sharpness, found.sharpness_left) == (300.0, 30.0)
+    assert math.isclose(found.of_limit, 300 / 380)
+    assert "max_lr_scale" not in found.settings()
+
+
+def test_times_set_the_interval():
+    timed = Diagnosis.of(Base("gd", 0.1), measured(seconds=Seconds(1.0, 20.0, 0.05)))
+    assert timed.refresh_gradients == 20.0 and timed.refresh_every == 400 and math.isclose(timed.overhead, 0.1)
+    dear = Diagnosis.of(Base("gd", 0.1), measured(seconds=Seconds(1.0, 32.0, 0.2)))
+    assert dear.refresh_every is None and math.isclose(dear.overhead, 0.2 + 32 / 320)
+    assert "No refresh interval meets the budget" in dear.explain()
+
+
+def test_words():
+    good = Diagnosis.of(
+        Base("heavy-ball", 0.1),
+        measured(
+            eigenvalues=np.array([35.0, 9.0, 2.0, -0.5]),
+            accepted=np.array([True, True, True, True]),
+            extremes=np.array([35.0, -0.5]),
+        ),
+    )
+    text = good.explain()
+    assert text.startswith("FOSI is likely to help: about") and "max_lr_scale=3.0" in text
+    assert ("provisional" in text) == prediction.PROVISIONAL
+    assert good.settings()["k"] == 3 and good.settings()["warmup"] == good.settings()["refresh_every"] == 320
+
+    none = dataclasses.replace(good, accepted=(False,) * 4, lr_scale=1.0)
+    assert none.explain().startswith("Do not use FOSI here: no eigenpair converged") and none.settings() == {}
+    dear = dataclasses.replace(good, lr_scale=1.0, overhead=0.5, sharpness_left=35.0)
+    assert dear.explain().startswith("Do not use FOSI here: about") and "If you try it all the same" in dear.explain()
+    calm = dataclasses.replace(good, noise_inside=0.1, signal_inside=1.0)
+    loud = dataclasses.replace(good, noise_inside=2.0, signal_inside=1.0)
+    assert (calm.settings()["alpha"], loud.settings()["alpha"]) == (0.1, 0.01)
+    early = dataclasses.replace(good, smallest=-20.0)
+    assert early.settings()["warmup"] == 640 and "it is early" in early.explain()
+    unstable = dataclasses.replace(good, sharpness_left=20.0)
+    assert unstable.settings()["max_lr_scale"] == 1.0
+    flat = dataclasses.replace(good, eigenvalues=(9.0, 3.0, 2.9, -0.5), bulk_edge=2.85)
+    assert flat.settings()["k"] == 1  # behind the last clear gap
+    alone = dataclasses.replace(good, noise_inside=None, noise_outside=None, batches=1)
+    assert "give two or more" in alone.explain() and alone.noise_share == 1.0
+    assert "try 3 times first" in dataclasses.replace(good, sharpness=3.8).explain()
+    assert "beyond the edge of stability" in dataclasses.replace(good, sharpness=50.0).explain()
+
+
+def test_a_record_is_plain():
+    found = Diagnosis.of(Base("heavy-ball", 0.1), measured(seconds=Seconds(1.0, 20.0, 0.05)))
+    record = json.loads(json.dumps(found.record(), allow_nan=False))
+    assert record["seconds"] == {"gradient": 1.0, "refresh": 20.0, "projections": 0.05}
+    assert record["ratio"] == found.ratio and record["settings"] == found.settings()
+    for value in dataclasses.asdict(found).values():
+        assert type(value) in (int, float, str, tuple, type(None), Seconds), value
+
+
+def rows(count, seed=0):
+    drawn = np.random.default_rng(seed).normal(size=(count, 5))
+    return [dict(zip(prediction.NAMES[1:], row.tolist(), strict=True)) for row in drawn]
+
+
+def test_a_fit_minimises_what_it_says():
+    features, ratios, prior = rows(8), np.random.default_rng(1).uniform(0.4, 2.0, 8), prediction.PHYSICAL
+    matrix = np.array([[1.0, *row.values()] for row in features])
+    start = np.array([prior[name] for name in prediction.NAMES])
+
+    def cost(w):
+        return np.sum((matrix @ w - np.log(ratios)) ** 2) + 0.7 * np.sum((w - start) ** 2)
+
+    best = optimize.minimize(cost, start, tol=1e-12).x
+    found = diagnosis.fit(features, ratios, ridge=0.7)
+    np.testing.assert_allclose([found[name] for name in prediction.NAMES], best, atol=1e-5)
+    far = diagnosis.fit(features, ratios, ridge=1e9)
+    assert far == pytest.approx(dict(prior), abs=1e-6)
+
+
+def test_a_fit_finds_the_rule_that_made_the_ratios():
+    truth = {"constant": 0.1, "overhead": 0.8, "rate": -0.6, "relief": -0.3, "noisy": 0.2, "inside": 0.5}
+    features = rows(40, 2)
+    ratios = [diagnosis.predict(row, truth) for row in features]
+    assert diagnosis.fit(features, ratios, ridge=1e-9) == pytest.approx(truth, abs=1e-6)
+    np.testing.assert_allclose(diagnosis.leave_one_out(features, ratios, ridge=1e-9), ratios, rtol=1e-5)
+
+
+def test_what_is_left_out_is_not_looked_at():
+    features, ratios = rows(6, 3), np.random.default_rng(2).uniform(0.4, 2.0, 6)
+    groups = ["a", "a", "b", "b", "c", "c"]
+    found = diagnosis.leave_one_out(features, ratios, groups=groups)
+    for i, group in enumerate(groups):
+        others = [j for j in range(6) if groups[j] != group]
+        weights = diagnosis.fit([features[j] for j in others], ratios[others])
+        assert math.isclose(found[i], diagnosis.predict(features[i], weights))
+    single = diagnosis.leave_one_out(features, ratios)
+    assert math.isclose(single[0], diagnosis.predict(features[0], diagnosis.fit(features[1:], ratios[1:])))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_spearman_is_scipys_with_ties(seed):
+    rng = np.random.default_rng(seed)
+    a, b = rng.integers(0, 5, 12), rng.integers(0, 5, 12)
+    assert math.isclose(diagnosis.spearman(a, b), stats.spearmanr(a, b).statistic, abs_tol=1e-12)
+
+
+def test_spearman_by_hand():
+    assert diagnosis.spearman([1, 2, 3, 4], [10, 20, 30, 1]) == pytest.approx(1 - 6 * (1 + 1 + 1 + 9) / (4 * 15))
+    assert math.isnan(diagnosis.spearman([1, 1], [1, 2]))
+
+
+NOTHING = dict.fromkeys(prediction.NAMES[1:], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: Base("sgd", 0.1), ValueError, "base must be one of 'gd', 'heavy-ball'.*got 'sgd'"),
+        (lambda: Base("gd", 0.0), ValueError, "learning_rate must be a finite number > 0, got 0.0"),
+        (lambda: Base("gd", math.inf), ValueError, "learning_rate .* got inf"),
+        (lambda: Base("gd", lambda step: 0.1), TypeError, "learning_rate .*of a schedule, its value at this point"),
+        (lambda: Base("heavy-ball", 0.1, 1.0), ValueError, "momentum must be at least 0 and below 1, got 1.0"),
+        (lambda: Base("adam", 0.1, eps=0.0), ValueError, "adam_eps must be a finite number > 0, got 0.0"),
+        (lambda: diagnosis.fit([NOTHING], [1.0, 2.0]), ValueError, "give one ratio for each"),
+        (lambda: diagnosis.fit([], []), ValueError, "give one ratio for each"),
+        (lambda: diagnosis.fit([NOTHING], [math.inf]), ValueError, "positive and finite; count one that never ended"),
+        (lambda: diagnosis.fit([NOTHING], [1.0], ridge=0.0), ValueError, "ridge=0.0 is out of range"),
+        (lambda: diagnosis.predict({"rate": 1.0}), ValueError, "features has no finite 'overhead'"),
+        (lambda: diagnosis.leave_one_out([NOTHING], [1.0], groups="ab"), ValueError, "groups has 2 names"),
+        (lambda: diagnosis.spearman([1.0], [1.0]), ValueError, "at least 2"),
+    ],
+)
+def test_bad_input_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,122 @@
+"""`fosi.torch.diagnose` against dense matrices in NumPy, and against `fosi.jax.diagnose`."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from fosi.torch import diagnose, estimate_spectrum
+from tests import measuring
+from tests.measuring import BATCHES, CLOSE, ELL, RATE, K
+from tests.torch.running import as_params, loss_of
+
+
+def found(dtype=torch.float64, nu=None, **given):
+    problem = measuring.problem()
+    params = as_params(problem, problem.start, dtype)
+    losses = [loss_of(problem, params, batch) for batch in BATCHES]
+    pieces = None if nu is None else [p.detach() for p in as_params(problem, nu, dtype)]
+    name = str(dtype).removeprefix("torch.")
+    options = {"k": K, "ell": ELL, "num_matvecs": 26, "precision": name, **given}
+    return diagnose(losses, params, learning_rate=RATE, nu=pieces, **options)
+
+
+def test_everything_as_dense_matrices_have_it():
+    plain, divided = measuring.wanted()
+    got = found(base="heavy-ball")
+    assert got.accepted == (True,) * (K + ELL)
+    for name, value in plain.items():
+        assert getattr(got, name) == pytest.approx(value, **CLOSE), name
+    assert (got.sharpness, got.sharpness_left) == (got.eigenvalues[0], got.bulk_edge)
+
+    adam = found(base="adam")
+    for name, value in {**plain, **divided}.items():
+        assert getattr(adam, name) == pytest.approx(value, **CLOSE), name
+
+
+def test_adams_own_second_moments_and_epsilon():
+    nu = measuring.second_moments()
+    _, divided = measuring.wanted(nu, eps=0.3)
+    got = found(base="adamw", nu=nu, adam_eps=0.3)
+    for name, value in divided.items():
+        assert getattr(got, name) == pytest.approx(value, **CLOSE), name
+
+
+@pytest.mark.parametrize("base", ["nesterov", "adam"])
+def test_jax_says_the_same(base):
+    pytest.importorskip("jax")
+    from tests.jax.test_diagnose import found as by_jax
+
+    ours, theirs = found(base=base), by_jax(base=base)
+    for field in dataclasses.fields(ours):
+        value, other = getattr(ours, field.name), getattr(theirs, field.name)
+        if field.name != "residuals":  # bounds, down at rounding
+            assert value == other or value == pytest.approx(other, **CLOSE), field.name
+    assert ours.features == pytest.approx(theirs.features, **CLOSE)
+    assert ours.explain() == theirs.explain()
+
+
+def test_pairs_that_are_not_accepted_are_left_to_the_base():
+    got = found(base="heavy-ball", ell=0, num_matvecs=4)
+    assert 0 < got.used < K, "or nothing is tested"
+    assert got.bulk_edge == max(v for v, a in zip(got.eigenvalues, got.accepted, strict=True) if not a)
+    problem = measuring.problem()
+    params = as_params(problem, problem.start, torch.float64)
+    losses = [loss_of(problem, params, batch) for batch in BATCHES]
+    pairs = estimate_spectrum(losses, params, k=K, num_matvecs=4, precision="float64")
+    rows = torch.cat([x.reshape(K, -1) for x in pairs.eigenvectors], dim=1).numpy()
+    used = rows[np.asarray(got.accepted)]
+    mean = np.mean([problem.gradient(problem.start, batch) for batch in BATCHES], axis=0)
+    assert got.gradient_inside == pytest.approx(np.sum((used @ mean) ** 2) / np.sum(mean**2))
+
+
+def test_a_module_with_batches_and_second_moments_by_name():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    batches = [torch.randn(16, 3) for _ in range(2)]
+    running = model[1].running_mean.clone()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    nu = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    given = {"learning_rate": 1e-3, "k": 2, "seed": 3}
+    got = diagnose(lambda x: model(x).square().mean(), model, batches, nu=nu, timed=True, **given)
+    assert got.n == sum(p.numel() for p in model.parameters()) and min(got.seconds) > 0
+    # With ν = 1 the division is by 1 + ε: Adam sees the Hessian itself.
+    assert got.sharpness == pytest.approx(got.eigenvalues[0], rel=1e-4)
+    assert torch.equal(model[1].running_mean, running) and all((p.grad == 1).all() for p in model.parameters())
+    losses = [functools.partial(lambda x: model(x).square().mean(), x) for x in batches]
+    assert diagnose(losses, model, nu=nu, **given).eigenvalues == got.eigenvalues
+
+
+def test_the_same_batch_twice_says_that_there_is_no_noise():
+    w, shift = torch.ones(3, requires_grad=True), torch.zeros(3)
+    scales = torch.tensor([9.0, 2.0, 1.0])
+    got = diagnose(
+        lambda s: 0.5 * (scales * (w - s) ** 2).sum(), [w], [shift, shift], base="gd", learning_rate=0.1, k=1
+    )
+    assert got.noise_inside == got.noise_outside == 0.0 and got.bulk_edge == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"base": "sgd"}, ValueError, "base must be one of .* got 'sgd'"),
+        (
+            {"batches": None},
+            TypeError,
+            "closure must be a sequence of functions without arguments, or come with batches=",
+        ),
+        ({"closure": 3}, TypeError, r"closure must be callable as closure\(batch\)"),
+        ({"batches": torch.zeros(2)}, TypeError, "batches must be a list of at least one batch, got Tensor"),
+        ({"nu": [torch.ones(2)]}, ValueError, r"nu must hold numbers ≥ 0 in the shapes of params, \[\(3,\)\]"),
+        ({"nu": {"w": torch.ones(3)}}, ValueError, "nu must have the names of params"),
+        ({"curvature_batches": 0}, ValueError, "curvature_batches must be from 1 to the 1 batches"),
+    ],
+)
+def test_bad_input_is_named(given, error, message):
+    w = torch.ones(3, requires_grad=True)
+    usual = {"closure": lambda s: ((w - s) ** 2).sum(), "params": [w], "batches": [0.0], "learning_rate": 0.1, "k": 1}
+    with pytest.raises(error, match=message):
+        diagnose(**{**usual, **given})
