@@ -167,7 +167,7 @@ def test_what_it_does_not_do():
         KfacEngine(TASKS["lr"], problem, "kfac", 0, 3.0)
     with pytest.raises(ValueError, match="train with a KfacEngine"):
         optimizers.build("kfac", TASKS["lr"], problem.loss, 5)
-    with pytest.raises(ValueError, match="kind of the outputs is 'hinge'; give softmax, sigmoid or squared"):
+    with pytest.raises(ValueError, match="kind of the outputs is 'hinge'; give softmax, sigmoid, pixels or squared"):
         register(None, Outputs("hinge", jnp.zeros((1, 1)), jnp.zeros(1)))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from fosi.experiments.tasks.equations import EQUATIONS, Equation, Field
-from fosi.experiments.tasks.task import Outputs, Problem, Task, split_model
+from fosi.experiments.tasks.task import Outputs, Problem, Task, every_step_sees_all, split_model, whole
 
 FOSI = {"alpha": 0.1, "refresh_every": 200, "warmup": 200, "accept": "converged", "precision": "float32"}
 MODES = ("full", "quick")
@@ -120,8 +120,8 @@ def build(
         nothing,
         loss,
         jax.device_put(_points(x, t, size.residuals, seed)),
-        lambda points, indices: points,
-        lambda key: jnp.zeros((size.steps, 1), jnp.int32),  # every step sees all points
+        whole,
+        every_step_sees_all(size.steps),
         lambda params, state: error(params, *grid),
         {**size._asdict(), "batch_size": size.residuals},
         outputs,
