@@ -223,7 +223,7 @@ class JaxEngine(OnDevice):
             value = outputs(self.problem.params, *batch)._replace(predicted=predicted).loss()
             return value + l2 / 2 * optax.tree.norm(params, squared=True) if l2 else value
 
-        # The parameters count among what is predicted where the loss has a term of them alone: its matrix is whole then.
+        # Where the loss has a term of the parameters alone they count among what is predicted: the matrix has it too.
         return ModelLoss(lambda params, batch: (outputs(params, *batch).predicted, params if l2 else None), loss)
 
     def _loss(self, params: Any, batch: Any) -> tuple[jax.Array, Any]:

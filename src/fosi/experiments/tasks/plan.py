@@ -74,7 +74,9 @@ class Plan:
             return
         if not self.of.resizes:
             known = ", ".join(name for name, task in TASKS.items() if task.resizes)
-            raise ValueError(f"batch_size is {self.batch_size}, which is for the tasks {known}; {self.task} has its own")
+            raise ValueError(
+                f"batch_size is {self.batch_size}, which is for the tasks {known}; {self.task} has its own"
+            )
         if self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}; give 1 or more")
         if self.batch_size == self.of.batch_size and not self.tiny:

@@ -19,7 +19,7 @@ Groups = Mapping[str, Group]
 
 
 def write(where: Path) -> list[Path]:
-    """Writes README.md of the folder and the figures of its tasks; returns where. Nothing where it has none for them."""
+    """Writes README.md of the folder and the figures of its tasks; returns where. Nothing where no run is for it."""
     lines, curves = [], {}
     for task in ORDER:
         found = summary.retimed(summary.curves(where / task))

@@ -41,8 +41,9 @@ def conditioned(images: NDArray[np.uint8], condition: float = CONDITION) -> Map:
     The pixels in [0, 1], less their mean, are written in the eigenvectors of their covariance, those left out whose
     variance is below 1 / condition of the largest: 670 features are left of MNIST. They are whitened; then the i-th of
     them, from the largest variance to the least, gets the variance v · condition^(−i / (d − 1)), where v is what the
-    largest was, so that learning rates mean what they did. A fixed rotation, the orthogonal factor of a normal matrix of
-    seed 0, mixes them: otherwise the covariance would be diagonal, and Adam's scaling of each parameter would undo it.
+    largest was, so that learning rates mean what they did. A fixed rotation, the orthogonal factor of a normal matrix
+    of seed 0, mixes them: otherwise the covariance would be diagonal, and Adam's scaling of each parameter could undo
+    it.
     """
     pixels = _pixels(images)
     mean = pixels.mean(axis=0)

@@ -80,8 +80,8 @@ class Task:
     Attributes:
       name: as on the command line.
       title: for tables and figures.
-      metric: ``"accuracy"`` (higher is better), ``"loss"``, or ``"error"``: of a solution, relative to its size, or of a
-        reconstruction, squared.
+      metric: ``"accuracy"`` (higher is better), ``"loss"``, or ``"error"``: of a solution, relative to its size, or of
+        a reconstruction, squared.
       build: build(data_dir, download, seed, tiny) -> Problem; with ``mode=`` one of ``modes``, where there are any, and
         with ``batch_size=`` where it ``resizes``.
       rounds: how many rounds (epochs) of training.
