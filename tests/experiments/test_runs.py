@@ -270,7 +270,6 @@ def test_names_differ_where_settings_do():
         plan("adam", rate_factor=3.0),
         plan("adam", backend="torch"),
         plan("adam", rounds=6),
-        plan("adam", task="lm"),
         plan("adam", task="lm", batch_size=8),
         plan("adam", task="lm", batch_size=16),
         plan("adam", tiny=False),
@@ -311,6 +310,9 @@ def test_larger_batches_see_as_many_examples(size, steps, rounds):
     assert size * steps * rounds == pytest.approx(10_000 * 32, rel=2e-3)
     assert Plan("lm", "adam", batch_size=size, rounds=7).length == 7
     assert Plan("ac", "adam", batch_size=size).length == 100  # epochs stay epochs
+
+
+def test_batch_size_reaches_the_problem():
     tiny = plan("adam", task="lm", batch_size=8).build(None, False)
     assert tiny.order(jax.random.key(0)).shape == (5, 8)
 
