@@ -101,13 +101,13 @@ def test_bad_input_is_named_and_leaves_nothing(arguments, message, tmp_path, mon
 
 
 def test_quick_and_batch_size(tmp_path):
-    given = ["train", "wave", "--optimizer", "adam", "--tiny", "--quick", "--rounds", "1", "--out", str(tmp_path)]
-    result = invoke(*given)
+    pytest.importorskip("torch")
+    common = ["--optimizer", "adam", "--tiny", "--backend", "torch", "--out", str(tmp_path)]
+    result = invoke("train", "wave", *common, "--quick", "--rounds", "1")
     assert result.exit_code == 0, result.output
     (run,) = lines(tmp_path / "wave" / "runs.jsonl")
-    assert (run["mode"], run["curve"]) == ("quick", "curves/adam.quick.rounds-1.tiny.seed-0.jsonl")
-    given = ["train", "lm", "--optimizer", "adam", "--tiny", "--batch-size", "8", "--rounds", "2"]
-    result = invoke(*given, "--backend", "torch", "--out", str(tmp_path))
+    assert (run["mode"], run["curve"]) == ("quick", "curves/adam.torch.quick.rounds-1.tiny.seed-0.jsonl")
+    result = invoke("train", "lm", *common, "--batch-size", "8", "--rounds", "2")
     assert result.exit_code == 0, result.output
     (run,) = lines(tmp_path / "lm" / "runs.jsonl")
     assert (run["batch_size"], run["protocol"], run["steps"]) == (8, "own", 10)

@@ -167,9 +167,9 @@ def test_epoch_has_every_example_once():
 
 
 def test_epoch_of_large_batches_is_filled_up_or_cut_to_the_nearest():
-    order = epochs(8000, 4096, nearest=True)(jax.random.key(0))
-    assert order.shape == (2, 4096) and len(set(order.ravel().tolist())) == 8000
-    assert all(len(set(batch.tolist())) == 4096 for batch in order)
+    order = np.asarray(epochs(80, 41, nearest=True)(jax.random.key(0)))
+    assert order.shape == (2, 41) and len(set(order.ravel())) == 80
+    assert all(len(set(batch)) == 41 for batch in order)
     assert epochs(10, 4, nearest=True)(jax.random.key(0)).shape == (2, 4)  # 2 of the 10 are left out
     problem = TASKS["ac"].build(None, False, 0, True, batch_size=48)
     assert problem.order(jax.random.key(0)).shape == (3, 48)  # of 128
