@@ -83,6 +83,14 @@ def test_train_with_settings(tmp_path):
         (["train", "lr", "--optimizer", "lbfgs", "--tiny", "--rate-factor", "3"], "finds its rate by a line search"),
         (["compare", "lr", "--seeds", "a"], "--seeds is 'a'; give whole numbers"),
         (["compare", "lr", "--backend", "mlx"], "backend is 'mlx'; give jax or torch"),
+        (
+            ["compare", "deep-ae", "--quick"],
+            "--quick is for the tasks wave, convection, reaction, burgers; deep-ae has",
+        ),
+        (["train", "wave", "--optimizer", "adam", "--quick", "--mode", "full"], "--quick and --mode full given"),
+        (["compare", "xor", "--quick"], "task is 'xor'; give one of lr, "),
+        (["compare", "ae", "--batch-size", "8"], "batch_size is 8, which is for the tasks lm, ac; ae has its own"),
+        (["train", "ac", "--optimizer", "adam", "--tiny", "--batch-size", "129"], "there are only 128 examples"),
     ],
 )
 def test_bad_input_is_named_and_leaves_nothing(arguments, message, tmp_path, monkeypatch):
@@ -90,6 +98,23 @@ def test_bad_input_is_named_and_leaves_nothing(arguments, message, tmp_path, mon
     result = invoke(*arguments)
     assert result.exit_code == 2 and message in result.output, result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_quick_and_batch_size(tmp_path):
+    pytest.importorskip("torch")
+    common = ["--optimizer", "adam", "--tiny", "--backend", "torch", "--out", str(tmp_path)]
+    result = invoke("train", "wave", *common, "--quick", "--rounds", "1")
+    assert result.exit_code == 0, result.output
+    (run,) = lines(tmp_path / "wave" / "runs.jsonl")
+    assert (run["mode"], run["curve"]) == ("quick", "curves/adam.torch.quick.rounds-1.tiny.seed-0.jsonl")
+    result = invoke("train", "lm", *common, "--batch-size", "8", "--rounds", "2")
+    assert result.exit_code == 0, result.output
+    (run,) = lines(tmp_path / "lm" / "runs.jsonl")
+    assert (run["batch_size"], run["protocol"], run["steps"]) == (8, "own", 10)
+    first, *_ = lines(tmp_path / "lm" / run["curve"])
+    assert first["batch_size"] == 8 and run["curve"] == "curves/adam.torch.rounds-2.batch-8.tiny.seed-0.jsonl"
+    result = invoke("report", str(tmp_path))
+    assert result.exit_code == 2 and "in batches of another size, are not reported on yet" in result.output
 
 
 def test_report_overwrites_nothing_else_and_says_where_runs_are(tmp_path):

@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 pytest.importorskip("flax")
@@ -114,7 +115,7 @@ def test_state_of_the_model_moves_as_in_its_loss():
 
 
 @installed
-@pytest.mark.parametrize("name", ["lr", "ae", "softmax", "sigmoid"])
+@pytest.mark.parametrize("name", ["lr", "ae", "deep-ae", "softmax", "sigmoid"])
 def test_registered_loss_is_the_loss(name):
     problem = built(name) if name in TASKS else sounds(name == "sigmoid")
     kfac = kfac_compat.load()
@@ -127,7 +128,9 @@ def test_registered_loss_is_the_loss(name):
     estimator = kfac.BlockDiagonalCurvature(value)
     size = len(jax.tree.leaves(batch)[0])
     found = estimator.compute_func_from_registered((problem.params, batch), size)
-    assert float(found) == pytest.approx(float(problem.loss(problem.params, problem.state, batch)[0]), rel=1e-5)
+    l2 = TASKS[name].l2 / 2 * optax.tree.norm(problem.params, squared=True) if name in TASKS else 0.0
+    loss = float(problem.loss(problem.params, problem.state, batch)[0] - l2)
+    assert float(found) == pytest.approx(loss, rel=1e-5)
 
 
 @installed
@@ -157,6 +160,13 @@ def test_curvature_of_a_transposed_convolution():
     np.testing.assert_allclose(state.blocks_states[0].factors[0].value, seen.T @ seen / len(seen), atol=1e-5)
 
 
+@installed
+def test_it_knows_of_the_losses_l2_term():
+    problem = built("deep-ae")
+    assert KfacEngine(TASKS["deep-ae"], problem, "kfac", 0).optimizer._l2_reg == 1e-5
+    assert KfacEngine(TASKS["deep-ae"], problem, "kfac", 0, l2_reg=0.0).optimizer._l2_reg == 0
+
+
 def test_what_it_does_not_do():
     with pytest.raises(ValueError, match=r"task 'lm' has no outputs .* paper's authors did not get it to work"):
         KfacEngine(TASKS["lm"], built("lm"), "kfac", 0)
@@ -170,7 +180,7 @@ def test_what_it_does_not_do():
         KfacEngine(TASKS["lr"], problem, "kfac", 0, 3.0)
     with pytest.raises(ValueError, match="train with a KfacEngine"):
         optimizers.build("kfac", TASKS["lr"], problem.loss, 5)
-    with pytest.raises(ValueError, match="kind of the outputs is 'hinge'; give softmax, sigmoid or squared"):
+    with pytest.raises(ValueError, match="kind of the outputs is 'hinge'; give softmax, sigmoid, pixels or squared"):
         register(None, Outputs("hinge", jnp.zeros((1, 1)), jnp.zeros(1)))
 
 

@@ -140,7 +140,7 @@ def test_loss_is_the_sum_of_mean_squares():
     assert float(problem.validate(problem.params, problem.state)) == pytest.approx(error, rel=1e-4)
 
 
-@pytest.mark.parametrize("task", ["wave", "lr", "tl", "ac"])
+@pytest.mark.parametrize("task", ["wave", "lr", "tl", "ac", "softmax-full"])
 def test_loss_is_what_its_outputs_say(task):
     problem = TASKS[task].build(None, False, 0, True)
     batch = problem.batch(problem.data, problem.order(jax.random.key(0))[0])

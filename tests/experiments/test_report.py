@@ -102,6 +102,13 @@ def test_runs_that_cannot_be_compared_are_kept_apart():
     assert [x["seed"] for x in ratios.groups(lines)["lr"].lines] == [0, 1, 2]
 
 
+def test_runs_in_other_batches_are_not_the_papers():
+    lm = {"task": "lm"}
+    lines = three("adam", 1.0, **lm) + three("adam", 1.0, 2.0, **lm, batch_size=1024)
+    assert [x.get("batch_size") for x in ratios.groups(lines)["lm"].lines] == [None]
+    assert ratios.groups(lines[1:]) == {}
+
+
 def test_papers_runs_come_before_more_of_others():
     tl = {"task": "tl", "rounds": 20}
     lines = three("adam", 1.0, **tl) + three("fosi-adam", 2.0, **tl, mode="loop")

@@ -10,12 +10,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import pytest
 
 pytest.importorskip("flax")
 
 from fosi.experiments.tasks import ratios, runs, summary
 from fosi.experiments.tasks.plan import Plan
+from fosi.experiments.tasks.task import resized
 from fosi.experiments.tasks.training import Point
 
 FOSI = {"k": 3, "num_matvecs": 12, "warmup": 6, "refresh_every": 7}
@@ -268,6 +270,8 @@ def test_names_differ_where_settings_do():
         plan("adam", rate_factor=3.0),
         plan("adam", backend="torch"),
         plan("adam", rounds=6),
+        plan("adam", task="lm", batch_size=8),
+        plan("adam", task="lm", batch_size=16),
         plan("adam", tiny=False),
         plan("fosi-adam"),
         plan("fosi-adam", curvature="current"),
@@ -277,6 +281,40 @@ def test_names_differ_where_settings_do():
     assert plan("fosi-adam", curvature="current").reference == plan("adam")
     assert plan("adam", rate_factor=3.0, seed=2).reference == plan("adam", seed=2)
     assert plan("lbfgs").reference == plan("heavy-ball")
+    assert plan("adam", task="lm", batch_size=8).name == "adam.rounds-5.batch-8.tiny.seed-0"
+    assert plan("fosi-adam", task="lm", batch_size=8).reference == plan("adam", task="lm", batch_size=8)
+    # The task's own size is no other one.
+    assert plan("adam", task="lm", batch_size=32, tiny=False) == plan("adam", task="lm", tiny=False)
+
+
+def test_target_is_of_the_same_batch_size_and_neither_is_the_papers():
+    def of(optimizer, metric, **changes):
+        made = curve(plan(optimizer, task="lm", **changes), ((2.0, 3.0, metric, 0, 0.0),))
+        return replace(made, path=Path(made.plan.name))
+
+    own, base, fosi = of("adam", 0.5), of("adam", 0.4, batch_size=8), of("fosi-adam", 0.3, batch_size=8)
+    other = of("fosi-adam", 0.3, batch_size=16)
+    lines = summary.summarise([own, base, fosi, other])
+    assert [line["target_val"] for line in lines] == [0.5, 0.4, 0.4, None]
+    assert [line["batch_size"] for line in lines] == [None, 8, 8, 16]
+    assert [line["protocol"] for line in lines] == ["paper", "own", "own", "own"]
+    # What a step takes depends on the batch.
+    own.environment["shared"] = True
+    assert math.isnan(summary.retimed([own, base])[0].points[-1].seconds)
+
+
+@pytest.mark.parametrize(("size", "steps", "rounds"), [(16, 200, 100), (64, 50, 100), (1024, 3, 104), (4096, 1, 78)])
+def test_larger_batches_see_as_many_examples(size, steps, rounds):
+    which = Plan("lm", "adam", batch_size=size)
+    assert which.length == rounds and resized(100 * 32, size) == steps
+    assert size * steps * rounds == pytest.approx(10_000 * 32, rel=2e-3)
+    assert Plan("lm", "adam", batch_size=size, rounds=7).length == 7
+    assert Plan("ac", "adam", batch_size=size).length == 100  # epochs stay epochs
+
+
+def test_batch_size_reaches_the_problem():
+    tiny = plan("adam", task="lm", batch_size=8).build(None, False)
+    assert tiny.order(jax.random.key(0)).shape == (5, 8)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +323,9 @@ def test_names_differ_where_settings_do():
         ({"task": "mnist"}, "task is 'mnist'; give one of lr, "),
         ({"optimizer": "sgd"}, "optimizer is 'sgd'; give one of gd, heavy-ball"),
         ({"backend": "numpy"}, "backend is 'numpy'; give jax or torch"),
-        ({"task": "ae", "backend": "torch"}, "there are the tasks lr and lm; ae is in jax only"),
+        ({"task": "ae", "backend": "torch"}, "there are the tasks lr, lm, wave, .*, burgers; ae is in jax only"),
+        ({"batch_size": 8}, "batch_size is 8, which is for the tasks lm, ac; lr has its own"),
+        ({"task": "lm", "batch_size": 0}, "batch_size is 0; give 1 or more"),
         ({"mode": "cached"}, "mode is 'cached'; lr has none"),
         ({"rounds": 0}, "rounds is 0; give 1 or more"),
         ({"rate_factor": 0.0}, "rate_factor is 0.0; give a number above 0"),

@@ -23,7 +23,8 @@ def trained(task, name, rounds, **options):
 
 
 @pytest.mark.parametrize("name", ["adam", "fosi-adam"])
-@pytest.mark.parametrize("task", [*PAPER, "wave"])  # the other equations differ from it in their residuals alone
+# The other equations differ from the wave's in their residuals alone.
+@pytest.mark.parametrize("task", [*PAPER, "wave", "deep-ae", "softmax-full"])
 def test_loss_falls_and_estimates_are_made_when_due(task, name):
     engine, run, points = trained(task, name, 6, **(FOSI if name != "adam" else {}))
     steps = engine.steps_a_round
@@ -163,6 +164,15 @@ def test_epoch_has_every_example_once():
     assert order.shape == (3, 3) and len(set(order.ravel().tolist())) == 9
     with pytest.raises(ValueError, match="batch_size is 11, but there are only 10 examples"):
         epochs(10, 11)
+
+
+def test_epoch_of_large_batches_is_filled_up_or_cut_to_the_nearest():
+    order = np.asarray(epochs(80, 41, nearest=True)(jax.random.key(0)))
+    assert order.shape == (2, 41) and len(set(order.ravel())) == 80
+    assert all(len(set(batch)) == 41 for batch in order)
+    assert epochs(10, 4, nearest=True)(jax.random.key(0)).shape == (2, 4)  # 2 of the 10 are left out
+    problem = TASKS["ac"].build(None, False, 0, True, batch_size=48)
+    assert problem.order(jax.random.key(0)).shape == (3, 48)  # of 128
 
 
 def test_metric_is_over_every_example_once():

@@ -22,7 +22,11 @@ from rich.table import Table
 
 TaskName = Annotated[
     str,
-    typer.Argument(metavar="TASK", help="lr, tl, ae, lm, ac; wave, convection, reaction, burgers.", show_default=False),
+    typer.Argument(
+        metavar="TASK",
+        help="lr, tl, ae, lm, ac; wave, convection, reaction, burgers (PINNs); deep-ae, softmax-full.",
+        show_default=False,
+    ),
 ]
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder with the datasets; that of FOSI_DATA where not given.", file_okay=False)
@@ -30,10 +34,18 @@ DataDir = Annotated[
 Download = Annotated[bool, typer.Option("--download", help="Download what is missing there, from its official source.")]
 Out = Annotated[Path, typer.Option(help="Folder for the results; a folder in it for each task.", file_okay=False)]
 Tiny = Annotated[bool, typer.Option("--tiny", help="A small model on made data: seconds, and no data folder.")]
-Rounds = Annotated[int | None, typer.Option(help="Epochs, or hundreds of steps (lm, PINNs); else the task's own.")]
-Backend = Annotated[str, typer.Option(help="jax, or torch (lr and lm).")]
+Rounds = Annotated[int | None, typer.Option(help="Epochs, or so many steps (lm, PINNs, full batch); else the task's.")]
+Backend = Annotated[str, typer.Option(help="jax, or torch (lr, lm and PINNs).")]
 Mode = Annotated[
-    str | None, typer.Option(help="tl: loop or cached features; ac: esc50 or audioset; PINNs: full or quick.")
+    str | None,
+    typer.Option(
+        help="tl: loop or cached features; ac: esc50 or audioset; PINNs: full or quick; deep-ae: full or batch; "
+        "softmax-full: full or conditioned."
+    ),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="PINNs: a smaller network and grid, as --mode quick.")]
+BatchSize = Annotated[
+    int | None, typer.Option(help="lm, ac: examples in a batch; the steps follow, so that epochs stay as they are.")
 ]
 Curvature = Annotated[str, typer.Option(help="What estimates are made on: fixed, current, larger or average.")]
 Checkpoint = Annotated[float, typer.Option("--checkpoint-every", help="Seconds of training between two checkpoints.")]
@@ -61,7 +73,9 @@ def train(
     curvature: Curvature = "fixed",
     settings: Set = None,
     mode: Mode = None,
+    quick: Quick = False,
     rounds: Rounds = None,
+    batch_size: BatchSize = None,
     backend: Backend = "jax",
     tiny: Tiny = False,
     data_dir: DataDir = None,
@@ -82,8 +96,9 @@ def train(
         rate_factor=rate_factor,
         curvature=curvature,
         options=_options(settings),
-        mode=mode,
+        mode=_mode(task, mode, quick),
         rounds=rounds,
+        batch_size=batch_size,
         backend=backend,
         tiny=tiny,
     )
@@ -100,7 +115,9 @@ def compare(
     curvature: Curvature = "fixed",
     settings: Set = None,
     mode: Mode = None,
+    quick: Quick = False,
     rounds: Rounds = None,
+    batch_size: BatchSize = None,
     backend: Backend = "jax",
     tiny: Tiny = False,
     data_dir: DataDir = None,
@@ -120,7 +137,8 @@ def compare(
     if not all(seed.isdecimal() for seed in seeds.split(",")):
         raise typer.BadParameter(f"--seeds is {seeds!r}; give whole numbers with commas between, such as 0,1,2")
     given = _options(settings)
-    common = {"task": task, "mode": mode, "rounds": rounds, "backend": backend, "tiny": tiny}
+    common = {"task": task, "mode": _mode(task, mode, quick), "rounds": rounds, "batch_size": batch_size}
+    common |= {"backend": backend, "tiny": tiny}
     plans = []
     for seed in map(int, seeds.split(",")):
         for name in optimizers.split(","):
@@ -141,6 +159,20 @@ def _plan(**given: Any) -> Any:
         return Plan(**given)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def _mode(task: str, mode: str | None, quick: bool) -> str | None:
+    """The mode asked for, by its name or with --quick."""
+    if not quick:
+        return mode
+    from fosi.experiments.tasks import TASKS
+
+    if mode not in (None, "quick"):
+        raise typer.BadParameter(f"--quick and --mode {mode} given; give one of them")
+    if task in TASKS and "quick" not in TASKS[task].modes:  # a task that there is not is the plan's to name
+        known = ", ".join(name for name, one in TASKS.items() if "quick" in one.modes)
+        raise typer.BadParameter(f"--quick is for the tasks {known}; {task} has no quick mode")
+    return "quick"
 
 
 def _options(given: list[str] | None) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def tasks(where: Path) -> list[Path]:
     if not written:
         raise ValueError(
             f"{where} holds no finished run of the paper's tasks: the same commands go on with those that are not "
-            "finished, and runs of PINNs are not reported on yet"
+            "finished, and runs of other tasks, or in batches of another size, are not reported on yet"
         )
     return written
 

@@ -80,12 +80,20 @@ class Sounds(NamedTuple):
     labels: NDArray[Any]
 
 
-def build(data_dir: Path | None, download: bool, seed: int, tiny: bool, mode: str | None = None) -> Problem:
+def build(
+    data_dir: Path | None,
+    download: bool,
+    seed: int,
+    tiny: bool,
+    mode: str | None = None,
+    batch_size: int | None = None,
+) -> Problem:
     """Pieces less the training set's mean, over its standard deviation: one number each.
 
     ESC-50: cross-entropy, and the share of pieces whose class is right. AudioSet: sigmoid cross-entropy, mean over
     pieces and labels, and the share of pieces that have the label predicted first. BatchNorm uses the batch's
-    statistics in the loss, the running ones in the metric.
+    statistics in the loss, the running ones in the metric. With ``batch_size`` an epoch has the steps that come nearest
+    to all pieces: two of 4,096 see the 8,000 of ESC-50, where one would leave out half of them.
     """
     mode = mode or MODES[0]
     if mode not in MODES:
@@ -124,7 +132,7 @@ def build(data_dir: Path | None, download: bool, seed: int, tiny: bool, mode: st
         loss,
         jax.device_put(tuple(train)),
         rows,
-        epochs(len(train.pieces), size),
+        epochs(len(train.pieces), batch_size or size, nearest=batch_size is not None),
         mean_over(correct, jax.device_put(tuple(validation)), 500),
         outputs=outputs,
     )
@@ -175,5 +183,6 @@ TASK = Task(
     heavy_ball_rate=0.1,
     max_lr_scale=3.0,
     modes=MODES,
+    resizes=True,
     extra={"batchnorm_momentum": MOMENTUM, "batchnorm_epsilon": EPSILON},
 )

@@ -1,7 +1,7 @@
 """Four partial differential equations in one place and time, as physics-informed networks are tried on.
 
 Domains, coefficients and conditions are those of Rathore et al., "Challenges in Training PINNs" (ICML 2024); Burgers'
-equation is that of Raissi et al. (2019).
+equation is that of Raissi et al. (2019). They are written once, for the derivatives of either framework.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-Field = Callable[[jax.Array, jax.Array], jax.Array]
+Array = Any
+"""An array of JAX or a tensor of PyTorch."""
+Field = Callable[[Array, Array], Array]
 """u(x, t) of arrays of equal shape, entry by entry."""
-Conditions = Callable[[Field], tuple[Callable[[jax.Array], jax.Array], ...]]
+Conditions = Callable[[Field], tuple[Callable[[Array], Array], ...]]
 """What must be zero, of a field: each a function of the place, or of the time."""
 Exact = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
 
@@ -50,40 +52,59 @@ class Equation:
     exact: Exact
 
 
-def in_space(u: Field) -> Field:
-    """∂u/∂x."""
-    return lambda x, t: jax.jvp(lambda x: u(x, t), (x,), (jnp.ones_like(x),))[1]
+class Calculus(NamedTuple):
+    """What an equation is written with, of one framework.
+
+    Attributes:
+      along: along(f, x) -> the derivative of f at x, where f works entry by entry.
+      sin: entry by entry.
+      exp: entry by entry.
+    """
+
+    along: Callable[[Callable[[Array], Array], Array], Array]
+    sin: Callable[[Array], Array]
+    exp: Callable[[Array], Array]
+
+    def in_space(self, u: Field) -> Field:
+        """∂u/∂x."""
+        return lambda x, t: self.along(lambda x: u(x, t), x)
+
+    def in_time(self, u: Field) -> Field:
+        """∂u/∂t."""
+        return lambda x, t: self.along(lambda t: u(x, t), t)
 
 
-def in_time(u: Field) -> Field:
-    """∂u/∂t."""
-    return lambda x, t: jax.jvp(lambda t: u(x, t), (t,), (jnp.ones_like(t),))[1]
+JAX = Calculus(lambda f, x: jax.jvp(f, (x,), (jnp.ones_like(x),))[1], jnp.sin, jnp.exp)
 
 
-def _starts_as(start: Callable[[Any], Any]) -> Conditions:
-    return lambda u: (lambda x: u(x, jnp.zeros_like(x)) - start(x),)
+def _everywhere(value: float, like: Array) -> Array:
+    return 0 * like + value
+
+
+def _starts_as(start: Callable[[Array], Array]) -> Conditions:
+    return lambda u: (lambda x: u(x, _everywhere(0.0, x)) - start(x),)
 
 
 def _periodic(left: float, right: float) -> Conditions:
-    return lambda u: (lambda t: u(jnp.full_like(t, left), t) - u(jnp.full_like(t, right), t),)
+    return lambda u: (lambda t: u(_everywhere(left, t), t) - u(_everywhere(right, t), t),)
 
 
 def _zero_at(*places: float) -> Conditions:
-    return lambda u: tuple(lambda t, place=place: u(jnp.full_like(t, place), t) for place in places)
+    return lambda u: tuple(lambda t, place=place: u(_everywhere(place, t), t) for place in places)
 
 
 SPEED = 40.0
 
 
-def _convection() -> Equation:
+def _convection(d: Calculus) -> Equation:
     return Equation(
         "convection",
         f"u_t + {SPEED:g} u_x = 0",
         0.0,
         2 * math.pi,
         1.0,
-        lambda u: lambda x, t: in_time(u)(x, t) + SPEED * in_space(u)(x, t),
-        _starts_as(jnp.sin),
+        lambda u: lambda x, t: d.in_time(u)(x, t) + SPEED * d.in_space(u)(x, t),
+        _starts_as(d.sin),
         _periodic(0.0, 2 * math.pi),
         lambda x, t: np.sin(x - SPEED * t),
     )
@@ -92,37 +113,36 @@ def _convection() -> Equation:
 GROWTH = 5.0
 
 
-def _bump(x: Any) -> Any:
-    return jnp.exp(-((x - math.pi) ** 2) / (2 * (math.pi / 4) ** 2))
+def _bump(x: Array, exp: Callable[[Array], Array]) -> Array:
+    return exp(-((x - math.pi) ** 2) / (2 * (math.pi / 4) ** 2))
 
 
 def _reaction_exact(x: NDArray[np.float64], t: NDArray[np.float64]) -> NDArray[np.float64]:
-    start = np.exp(-((x - math.pi) ** 2) / (2 * (math.pi / 4) ** 2))
+    start = _bump(x, np.exp)
     grown = start * np.exp(GROWTH * t)
     return np.asarray(grown / (grown + 1 - start))
 
 
-def _reaction() -> Equation:
+def _reaction(d: Calculus) -> Equation:
     return Equation(
         "reaction",
         f"u_t = {GROWTH:g} u (1 − u)",
         0.0,
         2 * math.pi,
         1.0,
-        lambda u: lambda x, t: in_time(u)(x, t) - GROWTH * u(x, t) * (1 - u(x, t)),
-        _starts_as(_bump),
+        lambda u: lambda x, t: d.in_time(u)(x, t) - GROWTH * u(x, t) * (1 - u(x, t)),
+        _starts_as(lambda x: _bump(x, d.exp)),
         _periodic(0.0, 2 * math.pi),
         _reaction_exact,
     )
 
 
-def _wave_start(x: Any) -> Any:
-    return jnp.sin(math.pi * x) + 0.5 * jnp.sin(5 * math.pi * x)
+def _wave(d: Calculus) -> Equation:
+    def start(x: Array) -> Array:
+        return d.sin(math.pi * x) + 0.5 * d.sin(5 * math.pi * x)
 
-
-def _wave() -> Equation:
-    def initial(u: Field) -> tuple[Callable[[jax.Array], jax.Array], ...]:
-        return *_starts_as(_wave_start)(u), lambda x: in_time(u)(x, jnp.zeros_like(x))
+    def initial(u: Field) -> tuple[Callable[[Array], Array], ...]:
+        return *_starts_as(start)(u), lambda x: d.in_time(u)(x, _everywhere(0.0, x))
 
     return Equation(
         "wave",
@@ -130,7 +150,7 @@ def _wave() -> Equation:
         0.0,
         1.0,
         1.0,
-        lambda u: lambda x, t: in_time(in_time(u))(x, t) - 4 * in_space(in_space(u))(x, t),
+        lambda u: lambda x, t: d.in_time(d.in_time(u))(x, t) - 4 * d.in_space(d.in_space(u))(x, t),
         initial,
         _zero_at(0.0, 1.0),
         lambda x, t: (
@@ -156,18 +176,27 @@ def _burgers_exact(x: NDArray[np.float64], t: NDArray[np.float64]) -> NDArray[np
     return found
 
 
-def _burgers() -> Equation:
+def _burgers(d: Calculus) -> Equation:
     return Equation(
         "burgers",
         "u_t + u u_x = (0.01/π) u_xx",
         -1.0,
         1.0,
         1.0,
-        lambda u: lambda x, t: in_time(u)(x, t) + u(x, t) * in_space(u)(x, t) - VISCOSITY * in_space(in_space(u))(x, t),
-        _starts_as(lambda x: -jnp.sin(math.pi * x)),
+        lambda u: (
+            lambda x, t: (
+                d.in_time(u)(x, t) + u(x, t) * d.in_space(u)(x, t) - VISCOSITY * d.in_space(d.in_space(u))(x, t)
+            )
+        ),
+        _starts_as(lambda x: -d.sin(math.pi * x)),
         _zero_at(-1.0, 1.0),
         _burgers_exact,
     )
 
 
-EQUATIONS = {equation.name: equation for equation in (_wave(), _convection(), _reaction(), _burgers())}
+def written_with(calculus: Calculus) -> dict[str, Equation]:
+    """The equations by name, with the derivatives of one framework."""
+    return {made.name: made for made in (of(calculus) for of in (_wave, _convection, _reaction, _burgers))}
+
+
+EQUATIONS = written_with(JAX)

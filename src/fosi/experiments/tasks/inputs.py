@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fosi.experiments.data import mnist, shakespeare
+from fosi.experiments.tasks.task import resized
 
 LR_BATCH_SIZE = 1024
 LM_BATCH_SIZE, LM_LENGTH, LM_WIDTH, LM_STEPS_A_ROUND = 32, 128, 256, 100
@@ -63,14 +64,16 @@ def lr(data_dir: Path | None, download: bool, tiny: bool) -> Labelled:
     return Labelled((images[:320], labels[:320]), (images[320:], labels[320:]), 64)
 
 
-def lm(data_dir: Path | None, download: bool, tiny: bool) -> Characters:
-    """Tiny Shakespeare, or 64 characters over and over."""
+def lm(data_dir: Path | None, download: bool, tiny: bool, batch_size: int | None = None) -> Characters:
+    """Tiny Shakespeare, or 64 characters over and over; in batches of another size a round has as many windows."""
     if tiny:
         text = shakespeare.split(np.tile(np.arange(64, 128, dtype=np.uint8), 40))
         size, length, width, steps = 4, 16, 16, 10
     else:
         text = shakespeare.load(data_dir, download)
         size, length, width, steps = LM_BATCH_SIZE, LM_LENGTH, LM_WIDTH, LM_STEPS_A_ROUND
+    if batch_size is not None:
+        steps, size = resized(steps * size, batch_size), batch_size
     count = (len(text.validation) - 1) // length
     windows = text.validation[np.arange(count)[:, None] * length + np.arange(length + 1)]
     return Characters(text.train, windows, size, length, width, steps)

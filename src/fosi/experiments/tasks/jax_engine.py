@@ -154,7 +154,7 @@ class JaxEngine(OnDevice):
         """
         super().__init__(problem, seed)
         self._curvature = engine.curvature(curvature)
-        loss = self._operator(operator, name)
+        loss = self._operator(operator, name, task.l2)
         self.built = optimizers.build(name, task, loss, self.steps_a_round, rate_factor, **options)
         self.rate = self.built.rate
         fosi = self.built.fosi
@@ -205,7 +205,7 @@ class JaxEngine(OnDevice):
     def _init(self, params: Any, state: Any) -> Any:
         return self.built.transform.init(params)
 
-    def _operator(self, operator: str, name: str) -> Any:
+    def _operator(self, operator: str, name: str, l2: float) -> Any:
         """The loss in the form that FOSI takes the operator of."""
         outputs = self.problem.outputs
         if operator not in ("hessian", "gauss_newton"):
@@ -217,11 +217,14 @@ class JaxEngine(OnDevice):
         if outputs is None:
             raise ValueError("operator is 'gauss_newton', but this task does not say what its loss is made of")
 
-        def loss(predicted: jax.Array, batch: Any) -> jax.Array:
+        def loss(found: tuple[jax.Array, Any], batch: Any) -> jax.Array:
+            predicted, params = found
             # What is wanted does not depend on the parameters; the network that runs here is never computed.
-            return outputs(self.problem.params, *batch)._replace(predicted=predicted).loss()
+            value = outputs(self.problem.params, *batch)._replace(predicted=predicted).loss()
+            return value + l2 / 2 * optax.tree.norm(params, squared=True) if l2 else value
 
-        return ModelLoss(lambda params, batch: outputs(params, *batch).predicted, loss)
+        # Where the loss has a term of the parameters alone they count among what is predicted: the matrix has it too.
+        return ModelLoss(lambda params, batch: (outputs(params, *batch).predicted, params if l2 else None), loss)
 
     def _loss(self, params: Any, batch: Any) -> tuple[jax.Array, Any]:
         state, examples = batch

@@ -19,6 +19,7 @@ from fosi.schedule import Schedule
 
 NOISE = 2**32 - 1
 """Folded into the run's key where K-FAC draws its random numbers: no round has this number."""
+WORKS_ON = "lr, tl, ae, ac, deep-ae or softmax-full"
 
 
 class KfacEngine(OnDevice):
@@ -41,7 +42,7 @@ class KfacEngine(OnDevice):
         momentum: float | None = None,
         initial_damping: float = 1.0,
         min_damping: float | None = None,
-        l2_reg: float = 0.0,
+        l2_reg: float | None = None,
         **options: Any,
     ) -> None:
         """Builds the optimizer and compiles nothing yet.
@@ -58,7 +59,8 @@ class KfacEngine(OnDevice):
           min_damping: what it never falls below; None for a tenth of where it begins. kfac-jax's own is 1e-8, and the
             damping gets there: it is adapted by how well the model predicts the loss of the batch that it was made on.
             Softmax regression on MNIST with batches of 1024 then climbs to losses of 1e5; with this it does not.
-          l2_reg: what the loss has of it, if anything.
+            On a full batch, where there is no noise to guard against, give less.
+          l2_reg: what the loss has of it, if anything; None for the task's own.
           **options: others of ``kfac_jax.Optimizer``.
         """
         if name != "kfac":
@@ -67,7 +69,7 @@ class KfacEngine(OnDevice):
             raise ValueError(
                 f"task {task.name!r} has no outputs for K-FAC to register: its curvature blocks are for layers that "
                 "an example goes through once, which an LSTM's are not, and the paper's authors did not get it to work "
-                "on theirs either; give lr, tl, ae or ac"
+                f"on theirs either; give {WORKS_ON}"
             )
         if learning_rate is None and rate_factor != 1:
             raise ValueError(f"rate_factor is {rate_factor:g}, but K-FAC finds its rate itself: give learning_rate too")
@@ -83,7 +85,7 @@ class KfacEngine(OnDevice):
         self.optimizer = self._kfac.Optimizer(
             value_and_grad_func=jax.value_and_grad(self.value, has_aux=self._has_state),
             value_func_has_state=self._has_state,
-            l2_reg=l2_reg,
+            l2_reg=task.l2 if l2_reg is None else l2_reg,
             use_adaptive_learning_rate=learning_rate is None,
             use_adaptive_momentum=momentum is None,
             use_adaptive_damping=True,
@@ -174,12 +176,14 @@ def register(kfac: Any, outputs: Outputs) -> None:
         case "sigmoid":  # K-FAC's is the sum over labels
             wanted = wanted.astype(jnp.int32)
             kfac.register_sigmoid_cross_entropy_loss(predicted, wanted, weight=1 / predicted.shape[-1])
+        case "pixels":
+            kfac.register_sigmoid_cross_entropy_loss(predicted, wanted)
         case "squared":
             kfac.register_squared_error_loss(predicted, wanted)
         case "residuals":
             raise ValueError(
                 "K-FAC's curvature blocks are for layers that an example goes through once, but a residual of a "
-                "differential equation goes through all of them several times; give lr, tl, ae or ac"
+                f"differential equation goes through all of them several times; give {WORKS_ON}"
             )
         case _:
-            raise ValueError(f"kind of the outputs is {kind!r}; give softmax, sigmoid or squared")
+            raise ValueError(f"kind of the outputs is {kind!r}; give softmax, sigmoid, pixels or squared")

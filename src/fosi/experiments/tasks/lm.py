@@ -58,9 +58,9 @@ class Model(nnx.Module):
         return self.out(nnx.relu(self.hidden(x)))
 
 
-def build(data_dir: Path | None, download: bool, seed: int, tiny: bool) -> Problem:
+def build(data_dir: Path | None, download: bool, seed: int, tiny: bool, batch_size: int | None = None) -> Problem:
     """Windows of 128 characters from anywhere in the text; each character is predicted from those before it."""
-    text = inputs.lm(data_dir, download, tiny)
+    text = inputs.lm(data_dir, download, tiny, batch_size)
     graph, params, state = split_model(Model(text.width, nnx.Rngs(seed)))
     train = jax.device_put(text.train)
 
@@ -91,5 +91,6 @@ TASK = Task(
     rounds=100,
     batch_size=inputs.LM_BATCH_SIZE,
     warmup_rounds=None,
+    resizes=True,
     extra={"length": inputs.LM_LENGTH, "steps_a_round": inputs.LM_STEPS_A_ROUND},
 )

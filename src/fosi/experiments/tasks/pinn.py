@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from numpy.typing import NDArray
 
 from fosi.experiments.tasks.equations import EQUATIONS, Equation, Field
-from fosi.experiments.tasks.task import Outputs, Problem, Task, split_model
+from fosi.experiments.tasks.task import Outputs, Problem, Task, every_step_sees_all, split_model, whole
 
 FOSI = {"alpha": 0.1, "refresh_every": 200, "warmup": 200, "accept": "converged", "precision": "float32"}
 MODES = ("full", "quick")
@@ -44,12 +45,58 @@ SIZES = {"full": Size(200, 257, 101, 10_000), "quick": Size(50, 65, 33, 1000), "
 
 
 class Points(NamedTuple):
-    """Where a network is asked: the inside, time zero, and the ends."""
+    """Where a network is asked: the inside, time zero, and the ends; arrays of any framework."""
 
-    x: jax.Array
-    t: jax.Array
-    initial: jax.Array
-    boundary: jax.Array
+    x: Any
+    t: Any
+    initial: Any
+    boundary: Any
+
+
+class Inputs(NamedTuple):
+    """What a network is trained on and measured with, in float32.
+
+    Attributes:
+      points: where it is asked.
+      x: the grid's places, in the shape of the grid.
+      t: the grid's times, likewise.
+      exact: the solution there.
+    """
+
+    points: Points
+    x: NDArray[np.float32]
+    t: NDArray[np.float32]
+    exact: NDArray[np.float32]
+
+
+def inputs(equation: Equation, size: Size, seed: int) -> Inputs:
+    """The points, so many of the inside of the grid, drawn without repetition, and all of its first and outer ones."""
+    x, t = np.linspace(equation.left, equation.right, size.places), np.linspace(0.0, equation.end, size.times)
+    grid = np.meshgrid(x, t, indexing="ij")
+    inside = [a.ravel() for a in np.meshgrid(x[1:-1], t[1:], indexing="ij")]
+    chosen = np.random.default_rng(seed).choice(inside[0].size, size.residuals, replace=False)
+    points = Points(*(a.astype(np.float32) for a in (inside[0][chosen], inside[1][chosen], x, t)))
+    return Inputs(points, *(a.astype(np.float32) for a in (*grid, equation.exact(*grid))))
+
+
+def size_of(tiny: bool, mode: str | None) -> Size:
+    """How large a problem of this mode is; None for the full one."""
+    mode = mode or MODES[0]
+    if mode not in MODES:
+        raise ValueError(f"mode is {mode!r}; give one of {', '.join(MODES)}")
+    return SIZES["tiny" if tiny else mode]
+
+
+def facts(size: Size) -> dict[str, Any]:
+    """What a results file should say of a problem of this size."""
+    return {**size._asdict(), "batch_size": size.residuals}
+
+
+def residuals(equation: Equation, u: Field, points: Points) -> tuple[Any, ...]:
+    """What should be zero: in the equation, at time zero, at the ends; each an array, of the points' framework."""
+    parts = [equation.residual(u)(points.x, points.t)]
+    parts += [condition(points.initial) for condition in equation.initial(u)]
+    return *parts, *(condition(points.boundary) for condition in equation.boundary(u))
 
 
 class Network(nnx.Module):
@@ -86,29 +133,22 @@ def build(
       tiny: in seconds, for tests.
       mode: ``"full"``, or ``"quick"``: a smaller network and grid.
     """
-    mode = mode or MODES[0]
-    if mode not in MODES:
-        raise ValueError(f"mode is {mode!r}; give one of {', '.join(MODES)}")
-    size = SIZES["tiny" if tiny else mode]
+    size = size_of(tiny, mode)
+    points, *grid = inputs(equation, size, seed)
     graph, params, nothing = split_model(Network(size.width, nnx.Rngs(seed)))
 
-    def residuals(params: Any, points: Points) -> tuple[jax.Array, ...]:
-        u: Field = nnx.merge(graph, params, nothing)
-        parts = [equation.residual(u)(points.x, points.t)]
-        parts += [condition(points.initial) for condition in equation.initial(u)]
-        return *parts, *(condition(points.boundary) for condition in equation.boundary(u))
+    def parts(params: Any, points: Points) -> tuple[jax.Array, ...]:
+        return residuals(equation, nnx.merge(graph, params, nothing), points)
 
     def outputs(params: Any, state: Any, points: Points) -> Outputs:
         # One example: a sum of squares over it is the loss.
-        found = jnp.concatenate([part / np.sqrt(part.size) for part in residuals(params, points)])[None]
+        found = jnp.concatenate([part / np.sqrt(part.size) for part in parts(params, points)])[None]
         return Outputs("residuals", found, jnp.zeros_like(found))
 
     def loss(params: Any, state: Any, points: Points) -> tuple[jax.Array, Any]:
-        return jnp.sum(jnp.stack([jnp.mean(part**2) for part in residuals(params, points)])), state
+        return jnp.sum(jnp.stack([jnp.mean(part**2) for part in parts(params, points)])), state
 
-    x, t = np.linspace(equation.left, equation.right, size.places), np.linspace(0.0, equation.end, size.times)
-    wanted = equation.exact(*np.meshgrid(x, t, indexing="ij"))
-    grid = jax.device_put([a.astype(np.float32) for a in (*np.meshgrid(x, t, indexing="ij"), wanted)])
+    grid = jax.device_put(grid)
 
     @jax.jit
     def error(params: Any, x: jax.Array, t: jax.Array, wanted: jax.Array) -> jax.Array:
@@ -119,20 +159,13 @@ def build(
         params,
         nothing,
         loss,
-        jax.device_put(_points(x, t, size.residuals, seed)),
-        lambda points, indices: points,
-        lambda key: jnp.zeros((size.steps, 1), jnp.int32),  # every step sees all points
+        jax.device_put(points),
+        whole,
+        every_step_sees_all(size.steps),
         lambda params, state: error(params, *grid),
-        {**size._asdict(), "batch_size": size.residuals},
+        facts(size),
         outputs,
     )
-
-
-def _points(x: Any, t: Any, residuals: int, seed: int) -> Points:
-    """So many of the inside of the grid, drawn without repetition, and all of its first and outer ones."""
-    inside = [a.ravel() for a in np.meshgrid(x[1:-1], t[1:], indexing="ij")]
-    chosen = np.random.default_rng(seed).choice(inside[0].size, residuals, replace=False)
-    return Points(*(jnp.asarray(a, jnp.float32) for a in (inside[0][chosen], inside[1][chosen], x, t)))
 
 
 def task(equation: Equation) -> Task:

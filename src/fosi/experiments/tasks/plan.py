@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from fosi.experiments.tasks import TASKS, settings
+from fosi.experiments.tasks import TASKS, pinn, settings
 from fosi.experiments.tasks.engine import Engine
 from fosi.experiments.tasks.task import Task
 
+IN_TORCH = ("lr", "lm", *pinn.TASKS)
+"""The tasks that exist in PyTorch too."""
 CONTROL = 3.0
 """The base alone at so many times its rate: what the learning-rate scaling alone could do."""
 
@@ -27,6 +29,7 @@ class Plan:
       curvature: what estimates are made on; see ``engine.CURVATURES``.
       mode: one of the task's modes; None for its first.
       rounds: how many; None for as many as in the paper.
+      batch_size: examples in a batch; None for the task's own, which is what its own number becomes.
       tiny: on made data, in seconds.
       options: FOSI's settings, or the optimizer's, in the place of the paper's.
     """
@@ -39,6 +42,7 @@ class Plan:
     curvature: str = "fixed"
     mode: str | None = None
     rounds: int | None = None
+    batch_size: int | None = None
     tiny: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -50,18 +54,33 @@ class Plan:
             raise ValueError(f"optimizer is {self.optimizer!r}; give one of {', '.join(settings.NAMES)}")
         if self.backend not in ("jax", "torch"):
             raise ValueError(f"backend is {self.backend!r}; give jax or torch")
-        if self.backend == "torch" and self.task not in ("lr", "lm"):
-            raise ValueError(f"backend is 'torch', in which there are the tasks lr and lm; {self.task} is in jax only")
+        if self.backend == "torch" and self.task not in IN_TORCH:
+            known = ", ".join(IN_TORCH)
+            raise ValueError(f"backend is 'torch', in which there are the tasks {known}; {self.task} is in jax only")
         modes = TASKS[self.task].modes
         if self.mode is not None and self.mode not in modes:
             known = f"give one of {', '.join(modes)}" if modes else f"{self.task} has none"
             raise ValueError(f"mode is {self.mode!r}; {known}")
         if self.rounds is not None and self.rounds < 1:
             raise ValueError(f"rounds is {self.rounds}; give 1 or more")
+        self._check_batch_size()
         if taken := [name for name in self.options if name in ("seed", "rate_factor", "curvature", "task", "name")]:
             raise ValueError(f"{taken[0]} is no setting of the optimizer here: a run has its own, give it apart")
         if not self.rate_factor > 0:
             raise ValueError(f"rate_factor is {self.rate_factor}; give a number above 0")
+
+    def _check_batch_size(self) -> None:
+        if self.batch_size is None:
+            return
+        if not self.of.resizes:
+            known = ", ".join(name for name, task in TASKS.items() if task.resizes)
+            raise ValueError(
+                f"batch_size is {self.batch_size}, which is for the tasks {known}; {self.task} has its own"
+            )
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}; give 1 or more")
+        if self.batch_size == self.of.batch_size and not self.tiny:
+            object.__setattr__(self, "batch_size", None)  # the same run, so that a sweep finds it under its one name
 
     @property
     def name(self) -> str:
@@ -77,6 +96,8 @@ class Plan:
             parts.append(self.mode)
         if self.rounds is not None:
             parts.append(f"rounds-{self.rounds}")
+        if self.batch_size is not None:
+            parts.append(f"batch-{self.batch_size}")
         parts += [f"{key.replace('_', '-')}-{value}" for key, value in sorted(self.options.items())]
         if self.tiny:
             parts.append("tiny")
@@ -101,7 +122,7 @@ class Plan:
     @property
     def length(self) -> int:
         """How many rounds."""
-        return self.of.rounds if self.rounds is None else self.rounds
+        return self.of.rounds_in(self.batch_size) if self.rounds is None else self.rounds
 
     def record(self) -> dict[str, Any]:
         """All of it, for a results file."""
@@ -109,11 +130,12 @@ class Plan:
 
     def build(self, data_dir: Any, download: bool) -> Any:
         """The problem to train on."""
+        given = {"mode": self.mode, "batch_size": self.batch_size}
+        extra = {name: value for name, value in given.items() if value is not None}
         if self.backend == "torch":
             from fosi.experiments.tasks import torch_tasks
 
-            return torch_tasks.build(self.task, data_dir, download, self.seed, self.tiny)
-        extra = {} if self.mode is None else {"mode": self.mode}
+            return torch_tasks.build(self.task, data_dir, download, self.seed, self.tiny, **extra)
         return self.of.build(data_dir, download, self.seed, self.tiny, **extra)
 
     def engine(self, problem: Any) -> Engine:

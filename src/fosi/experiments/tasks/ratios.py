@@ -152,10 +152,11 @@ def missed(line: Line, name: str) -> bool:
 def groups(lines: Iterable[Line]) -> dict[str, Group]:
     """The runs of each task that go together.
 
-    Where there are several such sets, the paper's: real data, its length, its mode, in JAX; then the largest.
+    Where there are several such sets, the paper's: real data, its length, its mode, in JAX; then the largest. Runs in
+    batches of another size are in none: what a step is there, and how many there are, is not the paper's.
     """
     sets: dict[str, Counter[tuple[Any, ...]]] = {}
-    known = list(lines)
+    known = [line for line in lines if line.get("batch_size") is None]
     for line in known:
         sets.setdefault(line["task"], Counter())[_setting(line)] += 1
     chosen = {task: max(counts, key=lambda s: (*_papers(task, s), counts[s])) for task, counts in sets.items()}

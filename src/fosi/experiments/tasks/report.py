@@ -19,7 +19,7 @@ Groups = Mapping[str, Group]
 
 
 def write(where: Path) -> list[Path]:
-    """Writes README.md of the folder and the figures of its tasks; returns where. Nothing where it has no runs."""
+    """Writes README.md of the folder and the figures of its tasks; returns where. Nothing where no run is for it."""
     lines, curves = [], {}
     for task in ORDER:
         found = summary.retimed(summary.curves(where / task))
@@ -29,6 +29,8 @@ def write(where: Path) -> list[Path]:
         return []
     found_groups = ratios.groups(lines)
     groups = {task: found_groups[task] for task in ORDER if task in found_groups}
+    if not groups:
+        return []
     readme = where / "README.md"
     if readme.exists() and not readme.read_text(encoding="utf-8").startswith(TITLE):
         raise ValueError(

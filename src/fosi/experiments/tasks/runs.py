@@ -177,7 +177,7 @@ def _environment(plan: Plan, problem: Any, engine: Engine, shared: bool) -> dict
         rate=engine.rate,
         steps_a_round=engine.steps_a_round,
         schedule=None if schedule is None else schedule._asdict(),
-        **{"batch_size": plan.of.batch_size, **getattr(problem, "facts", {})},
+        **{"batch_size": plan.batch_size or plan.of.batch_size, **getattr(problem, "facts", {})},
     )
     return {**made, "device": engine.device_name}  # PyTorch's need not be JAX's
 

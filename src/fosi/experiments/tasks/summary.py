@@ -127,7 +127,7 @@ def summary(curve: Curve, reference: Curve | None) -> dict[str, Any]:
         gradients = steps + reached.refresh_seconds / gradient
     line = {
         "task": plan.task,
-        "protocol": "paper" if plan.of.fosi is None else "own",
+        "protocol": "paper" if plan.of.fosi is None and plan.batch_size is None else "own",
         "backend": plan.backend,
         "optimizer": plan.optimizer,
         "base": plan.base,
@@ -159,6 +159,7 @@ def summary(curve: Curve, reference: Curve | None) -> dict[str, Any]:
         "curvature": plan.curvature,
         "mode": plan.mode,
         "rounds": plan.length,
+        "batch_size": plan.batch_size,
         "tiny": plan.tiny,
         "shared_device": bool(curve.environment.get("shared")),
         "options": dict(plan.options),

@@ -22,9 +22,10 @@ class Outputs(NamedTuple):
 
     Attributes:
       kind: ``"softmax"``: cross-entropy of logits, mean over examples. ``"sigmoid"``: the same of labels of which an
-        example may have several, mean over examples and labels. ``"squared"``: squared error, summed over what an
-        example consists of, mean over examples. ``"residuals"``: one row, squares summed, each of which may take
-        several passes through the network and its derivatives.
+        example may have several, mean over examples and labels. ``"pixels"``: the same of values in [0, 1], summed over
+        what an example consists of, mean over examples. ``"squared"``: squared error, summed and averaged likewise.
+        ``"residuals"``: one row, squares summed, each of which may take several passes through the network and its
+        derivatives.
       predicted: the model's, an example in each row.
       wanted: the classes of ``"softmax"``; for the others of the shape of ``predicted``.
     """
@@ -34,11 +35,14 @@ class Outputs(NamedTuple):
     wanted: jax.Array
 
     def loss(self) -> jax.Array:
-        """The loss, which is convex in what is predicted."""
+        """The loss, less what it has of the parameters alone (``Task.l2``); convex in what is predicted."""
         if self.kind == "softmax":
             return cross_entropy(self.predicted, self.wanted)
         if self.kind == "sigmoid":
             return jnp.mean(optax.losses.sigmoid_binary_cross_entropy(self.predicted, self.wanted))
+        if self.kind == "pixels":
+            found = optax.losses.sigmoid_binary_cross_entropy(self.predicted, self.wanted)
+            return jnp.sum(found) / len(self.predicted)
         return jnp.sum((self.predicted - self.wanted) ** 2) / len(self.predicted)
 
 
@@ -76,8 +80,10 @@ class Task:
     Attributes:
       name: as on the command line.
       title: for tables and figures.
-      metric: ``"accuracy"`` (higher is better), ``"loss"``, or ``"error"``: of a solution, relative to its size.
-      build: build(data_dir, download, seed, tiny) -> Problem; with ``mode=`` one of ``modes``, where there are any.
+      metric: ``"accuracy"`` (higher is better), ``"loss"``, or ``"error"``: of a solution, relative to its size, or of
+        a reconstruction, squared.
+      build: build(data_dir, download, seed, tiny) -> Problem; with ``mode=`` one of ``modes``, where there are any, and
+        with ``batch_size=`` where it ``resizes``.
       rounds: how many rounds (epochs) of training.
       batch_size: examples in a batch.
       warmup_rounds: rounds before the first estimate; None for as many steps as lie between two.
@@ -87,6 +93,8 @@ class Task:
       modes: ways to build it, such as on one dataset or another, the paper's or else the usual one first.
       fosi: settings of FOSI in the place of the paper's, where the task is not of the paper.
       lbfgs_memory: how many pairs L-BFGS keeps.
+      l2: half of it, times the sum of the squares of all parameters, is a part of the loss.
+      resizes: whether it can be trained in batches of another size.
       extra: further settings that a results file should name.
     """
 
@@ -103,12 +111,25 @@ class Task:
     modes: tuple[str, ...] = ()
     fosi: Mapping[str, Any] | None = None
     lbfgs_memory: int = 10
+    l2: float = 0.0
+    resizes: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def sign(self) -> int:
         """+1 where a higher metric is better, −1 where a lower one is."""
         return 1 if self.metric == "accuracy" else -1
+
+    def rounds_in(self, batch_size: int | None) -> int:
+        """How many rounds see as many examples as the task's own do, in batches of that size; None for its own.
+
+        A round that is an epoch stays one. One that is so many steps has, of larger batches, as many fewer as fit.
+        """
+        steps = self.extra.get("steps_a_round")
+        if batch_size is None or steps is None:
+            return self.rounds
+        examples = steps * self.batch_size
+        return max(1, round(self.rounds * examples / (batch_size * resized(examples, batch_size))))
 
 
 def split_model(model: nnx.Module) -> tuple[Any, Params, State]:
@@ -118,16 +139,39 @@ def split_model(model: nnx.Module) -> tuple[Any, Params, State]:
     return graph, params, state
 
 
-def epochs(examples: int, batch_size: int) -> Callable[[jax.Array], jax.Array]:
-    """Returns the order of an epoch: all examples once, shuffled; what does not fill a batch is left out."""
+def epochs(examples: int, batch_size: int, nearest: bool = False) -> Callable[[jax.Array], jax.Array]:
+    """Returns the order of an epoch: all examples once, shuffled; what does not fill a batch is left out.
+
+    Args:
+      examples: how many there are.
+      batch_size: how many a step sees.
+      nearest: for batches so large that what is left out would count: as many batches as come nearest to all examples;
+        the last one is filled up from the first, so that none has an example twice.
+    """
     if examples < batch_size:
         raise ValueError(f"batch_size is {batch_size}, but there are only {examples} examples")
-    steps = examples // batch_size
+    steps = round(examples / batch_size) if nearest else examples // batch_size
 
     def order(key: jax.Array) -> jax.Array:
-        return jax.random.permutation(key, examples)[: steps * batch_size].reshape(steps, batch_size)
+        shuffled = jax.random.permutation(key, examples)
+        return jnp.resize(shuffled, (steps, batch_size))
 
     return order
+
+
+def resized(examples: int, batch_size: int) -> int:
+    """How many steps of a batch size see that many examples: at least one, and no more than fit."""
+    return max(1, examples // batch_size)
+
+
+def every_step_sees_all(steps: int) -> Callable[[jax.Array], jax.Array]:
+    """Returns the order of a round on the full batch: so many steps, and nothing to choose."""
+    return lambda key: jnp.zeros((steps, 1), jnp.int32)
+
+
+def whole(data: Any, indices: jax.Array) -> Batch:
+    """All examples, whatever the indices: the full batch."""
+    return data
 
 
 def rows(data: Any, indices: jax.Array) -> Batch:

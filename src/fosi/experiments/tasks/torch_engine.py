@@ -16,7 +16,7 @@ from torch import Tensor, nn, optim
 from fosi.experiments.tasks import engine, settings
 from fosi.experiments.tasks.engine import Estimate
 from fosi.experiments.tasks.settings import MOMENTUM, WEIGHT_DECAY
-from fosi.experiments.tasks.torch_tasks import TorchProblem
+from fosi.experiments.tasks.torch_problem import TorchProblem
 from fosi.torch import FOSI
 
 if TYPE_CHECKING:  # it brings JAX with it

@@ -1,70 +1,43 @@
-"""LR and LM in PyTorch: the models, starting weights and data of the tasks in JAX."""
+"""The tasks that exist in PyTorch too: the models, starting weights and data of those in JAX. LR and LM are here."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fosi.experiments.tasks import inputs
+from fosi.experiments.tasks import inputs, torch_pinn
+from fosi.experiments.tasks.torch_problem import TorchProblem, lecun_normal_
 
 
-class TorchProblem(NamedTuple):
-    """A task ready to be trained; all its tensors are on one device.
-
-    Attributes:
-      model: what is trained.
-      loss: loss(model, batch) -> mean loss of the batch, as in training.
-      data: the training data.
-      batch: batch(data, indices) -> what ``loss`` takes.
-      order: order(generator) -> the indices of one round, (steps, batch size).
-      validate: validate(model) -> the metric on the validation data.
-    """
-
-    model: nn.Module
-    loss: Callable[[nn.Module, Any], Tensor]
-    data: Any
-    batch: Callable[[Any, Tensor], Any]
-    order: Callable[[torch.Generator], Tensor]
-    validate: Callable[[nn.Module], Tensor]
-
-
-def build(name: str, data_dir: Path | None, download: bool, seed: int, tiny: bool) -> TorchProblem:
+def build(name: str, data_dir: Path | None, download: bool, seed: int, tiny: bool, **extra: str | int) -> TorchProblem:
     """Builds a task on the GPU, where there is one.
 
     Args:
-      name: of the task, ``"lr"`` or ``"lm"``.
+      name: of the task.
       data_dir: where the data lie; None for the folder of FOSI_DATA.
       download: whether to download what is missing.
       seed: of the starting weights. They are drawn as in JAX, but are others.
       tiny: a small model on made data.
+      **extra: ``mode`` and ``batch_size``, where the task has them.
     """
     if name not in _BUILDERS:
         raise ValueError(f"task is {name!r}, which is not there in PyTorch; give one of {', '.join(_BUILDERS)}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # Drawn on the CPU, so that a seed gives the same weights on every machine.
-    return _BUILDERS[name](data_dir, download, torch.Generator().manual_seed(seed), tiny, device)
+    return _BUILDERS[name](data_dir, download, seed, tiny, device, **extra)
 
 
-def lecun_normal_(weight: Tensor, generator: torch.Generator) -> None:
-    """Draws a weight (outputs, inputs) as flax does: variance 1 / inputs, cut off at two standard deviations."""
-    # The cut takes from the variance: what is drawn from is wider by the deviation of a unit normal cut there.
-    wide = 1 / math.sqrt(weight.shape[1]) / 0.87962566103423978
-    nn.init.trunc_normal_(weight, std=wide, a=-2 * wide, b=2 * wide, generator=generator)
-
-
-def _lr(
-    data_dir: Path | None, download: bool, generator: torch.Generator, tiny: bool, device: torch.device
-) -> TorchProblem:
+def _lr(data_dir: Path | None, download: bool, seed: int, tiny: bool, device: torch.device) -> TorchProblem:
     """Pixels in [0, 1], one layer."""
     found = inputs.lr(data_dir, download, tiny)
     train, validation = (tuple(torch.tensor(x, device=device) for x in part) for part in found[:2])
     model = nn.Linear(28 * 28, 10)
-    lecun_normal_(model.weight, generator)
+    # Drawn on the CPU, so that a seed gives the same weights on every machine.
+    lecun_normal_(model.weight, torch.Generator().manual_seed(seed))
     nn.init.zeros_(model.bias)
     examples, steps = len(found.train[0]), len(found.train[0]) // found.batch_size
 
@@ -121,10 +94,15 @@ class Lstm(nn.Module):
 
 
 def _lm(
-    data_dir: Path | None, download: bool, generator: torch.Generator, tiny: bool, device: torch.device
+    data_dir: Path | None,
+    download: bool,
+    seed: int,
+    tiny: bool,
+    device: torch.device,
+    batch_size: int | None = None,
 ) -> TorchProblem:
     """Windows of 128 characters from anywhere in the text; each character is predicted from those before it."""
-    text = inputs.lm(data_dir, download, tiny)
+    text = inputs.lm(data_dir, download, tiny, batch_size)
     train, held_out = torch.tensor(text.train, device=device), torch.tensor(text.windows, device=device)
     places = torch.arange(text.length + 1, device=device)
 
@@ -142,7 +120,12 @@ def _lm(
     def validate(model: nn.Module) -> Tensor:
         return loss(model, held_out)
 
-    return TorchProblem(Lstm(text.width, generator).to(device), loss, train, batch, order, validate)
+    model = Lstm(text.width, torch.Generator().manual_seed(seed))
+    return TorchProblem(model.to(device), loss, train, batch, order, validate)
 
 
-_BUILDERS: dict[str, Callable[..., TorchProblem]] = {"lr": _lr, "lm": _lm}
+_BUILDERS: dict[str, Callable[..., TorchProblem]] = {
+    "lr": _lr,
+    "lm": _lm,
+    **{name: partial(torch_pinn.build, name) for name in torch_pinn.EQUATIONS},
+}
