@@ -1,6 +1,7 @@
 """`fosi train`, `fosi compare` and `fosi report` on training tasks, as a person runs them, at tiny size."""
 
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -114,7 +115,13 @@ def test_quick_and_batch_size(tmp_path):
     first, *_ = lines(tmp_path / "lm" / run["curve"])
     assert first["batch_size"] == 8 and run["curve"] == "curves/adam.torch.rounds-2.batch-8.tiny.seed-0.jsonl"
     result = invoke("report", str(tmp_path))
-    assert result.exit_code == 2 and "in batches of another size, are not reported on yet" in result.output
+    assert result.exit_code == 0, result.output
+    report = (tmp_path / "curvature.md").read_text(encoding="utf-8")
+    assert "## PINN: u_tt = 4 u_xx, tiny" in report and "| adam |" in report
+    assert (tmp_path / "wave" / "standings.png").exists() and not (tmp_path / "README.md").exists()
+    shutil.rmtree(tmp_path / "wave")
+    result = invoke("report", str(tmp_path))
+    assert result.exit_code == 2 and "in batches of another size are not reported on yet" in result.output
 
 
 def test_report_overwrites_nothing_else_and_says_where_runs_are(tmp_path):

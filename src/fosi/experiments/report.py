@@ -38,17 +38,17 @@ def results(where: Path) -> list[Path]:
 
 
 def tasks(where: Path) -> list[Path]:
-    """Writes README.md and the figures of the training tasks whose runs are in this folder, and returns where."""
+    """Writes the reports and the figures of the training tasks whose runs are in this folder, and returns where."""
     if not where.is_dir() or not any(where.glob("*/curves/*.jsonl")):
         return []
     # Here because the tasks need flax, which drawing a quadratic study does not.
-    from fosi.experiments.tasks import report
+    from fosi.experiments.tasks import report, suite_report
 
-    written = report.write(where)
+    written = [*report.write(where), *suite_report.write(where)]
     if not written:
         raise ValueError(
-            f"{where} holds no finished run of the paper's tasks: the same commands go on with those that are not "
-            "finished, and runs of other tasks, or in batches of another size, are not reported on yet"
+            f"{where} holds no finished run to report on: the same commands go on with those that are not finished, "
+            "and runs in batches of another size are not reported on yet"
         )
     return written
 

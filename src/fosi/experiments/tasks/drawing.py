@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from fosi.experiments import figures
 from fosi.experiments.tasks.runs import Curve
+from fosi.experiments.tasks.standings import Entry
 from fosi.experiments.tasks.task import Task
 
 Seeds = Sequence[Curve]
@@ -60,6 +61,29 @@ def second_order(task: Task, runs: Mapping[str, Seeds]) -> Figure:
     _limits(axes[1], [p.metric for seeds in runs.values() for p in seeds[0].points], task.sign > 0)
     for axis, name in zip(axes, ("training loss", f"validation {task.metric}"), strict=True):
         axis.set_xlabel("seconds")
+        axis.set_ylabel(name)
+    figures.legend(made, axes[0], columns=4)
+    made.suptitle(task.title)
+    return made
+
+
+def standings(task: Task, shown: Sequence[Entry]) -> Figure:
+    """Loss and metric over seconds, both logarithmic, an optimizer each at its best setting: the median over seeds."""
+    made, axes = figures.figure(1, 2, width=10, height=4.2, sharex=True)
+    for entry in shown:
+        curves = list(entry.runs.values())
+        seconds, _, _ = _band([[p.seconds for p in curve.points] for curve in curves])
+        if not np.isfinite(seconds).any():
+            continue
+        look = figures.look(entry.optimizer)
+        for axis, name in zip(axes, ("train_loss", "metric"), strict=True):
+            middle, low, high = _band([[getattr(p, name) for p in curve.points] for curve in curves])
+            axis.plot(seconds, middle, **look)
+            axis.fill_between(seconds, low, high, color=look["color"], alpha=0.12, linewidth=0)
+    for axis, name in zip(axes, ("training loss", task.metric), strict=True):
+        axis.set_xscale("log")
+        axis.set_yscale("linear" if name == "accuracy" else "log")
+        axis.set_xlabel("seconds on the clock")
         axis.set_ylabel(name)
     figures.legend(made, axes[0], columns=4)
     made.suptitle(task.title)

@@ -1,0 +1,162 @@
+"""Who is first where curvature rules: tuned optimizers by their lowest loss, and how soon FOSI has the best peer's."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fosi.experiments.tasks import settings
+from fosi.experiments.tasks.ratios import MISS, Ratio
+from fosi.experiments.tasks.runs import Curve
+from fosi.experiments.tasks.summary import best, first
+from fosi.experiments.tasks.training import Point
+
+ASIDE = ("newton-cg",)
+"""Where it stands is shown, but on a PINN it sets no target: that is first-order and quasi-Newton optimizers'."""
+
+Published = Mapping[str, tuple[float, float]]
+"""Loss and error by optimizer."""
+
+PUBLISHED: dict[str, Published] = {
+    "convection": {
+        "adam": (1.4e-4, 6.0e-2),
+        "lbfgs": (1.5e-5, 8.3e-3),
+        "adam-lbfgs": (6.0e-6, 4.2e-3),
+        "newton-cg": (3.6e-7, 1.9e-3),
+    },
+    "reaction": {
+        "adam": (4.7e-6, 2.1e-2),
+        "lbfgs": (8.9e-6, 3.8e-2),
+        "adam-lbfgs": (3.3e-6, 1.9e-2),
+        "newton-cg": (2.9e-7, 9.9e-3),
+    },
+    "wave": {
+        "adam": (2.0e-2, 3.5e-1),
+        "lbfgs": (1.8e-2, 3.4e-1),
+        "adam-lbfgs": (1.1e-3, 5.5e-2),
+        "newton-cg": (6.1e-5, 1.3e-2),
+    },
+}
+"""Loss and error of Rathore et al. (ICML 2024), 41,000 steps, the best of their sweeps; newton-cg is their NysNewton-CG
+after Adam and L-BFGS."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One optimizer with one setting, over its seeds.
+
+    Attributes:
+      optimizer: its name.
+      settings: what is set otherwise than for the task, in words.
+      runs: one a seed.
+    """
+
+    optimizer: str
+    settings: str
+    runs: Mapping[int, Curve]
+
+    @property
+    def loss(self) -> float | None:
+        """The lowest training loss of a round, the median over the seeds; None where half of them have none."""
+        return middle(best(curve.points, "train_loss", -1) for curve in self.runs.values())
+
+    @property
+    def metric(self) -> float | None:
+        """The metric where the loss is lowest, the median over the seeds."""
+        found = (lowest(curve) for curve in self.runs.values())
+        return middle(None if point is None else point.metric for point in found)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the whole run, the median over the seeds."""
+        return middle(curve.points[-1].seconds for curve in self.runs.values())
+
+    def seconds_to(self, loss: float) -> float | None:
+        """When a round has a loss as low, the median over the seeds; None where half of them never have."""
+        found = (reached(curve, loss) for curve in self.runs.values())
+        return middle(None if point is None else point.seconds for point in found)
+
+    def ratio(self, peer: Entry) -> Ratio | None:
+        """Its seconds to the lowest loss of a peer over the peer's own, the same seed against the same seed."""
+        found, misses = [], 0
+        for seed, curve in self.runs.items():
+            theirs = lowest(peer.runs[seed]) if seed in peer.runs else None
+            if theirs is None or not math.isfinite(theirs.seconds):
+                continue
+            ours = reached(curve, theirs.train_loss)
+            misses += ours is None
+            if ours is None:
+                found.append(MISS)
+            elif math.isfinite(ours.seconds):
+                found.append(ours.seconds / theirs.seconds)
+        return Ratio(statistics.median(found), misses, len(found)) if found else None
+
+
+def entries(curves: Iterable[Curve]) -> list[Entry]:
+    """The runs of one task by optimizer and setting: those that are as long as the longest, on the same device.
+
+    A relay, whose second half takes longer steps, may have been given fewer rounds, and so may what searches.
+    """
+    known = [curve for curve in curves if curve.done is not None]
+    kinds: dict[tuple[Any, ...], list[Curve]] = {}
+    for curve in known:
+        plan = curve.plan
+        kind = (curve.environment["device"], plan.backend, plan.mode or "", plan.tiny, plan.batch_size or 0)
+        kinds.setdefault(kind, []).append(curve)
+    if not kinds:
+        return []
+    chosen = max(kinds.values(), key=len)
+    length = max(curve.plan.length for curve in chosen)
+    found: dict[tuple[str, str], dict[int, Curve]] = {}
+    for curve in chosen:
+        plan = curve.plan
+        if plan.length == length or not settings.is_first_order(plan.optimizer):
+            found.setdefault((plan.optimizer, words(curve)), {})[plan.seed] = curve
+    return [Entry(*names, runs) for names, runs in found.items()]
+
+
+def words(curve: Curve) -> str:
+    """What is set otherwise than for the task."""
+    plan = curve.plan
+    said = [f"{name} {value}" for name, value in sorted(plan.options.items())]
+    return ", ".join([f"{plan.rate_factor:g}× rate", *said] if plan.rate_factor != 1 else said)
+
+
+def tuned(known: Sequence[Entry]) -> dict[str, Entry]:
+    """The setting of each optimizer with the lowest loss, by the optimizer's name, the lowest first."""
+    found: dict[str, Entry] = {}
+    for entry in sorted((entry for entry in known if entry.loss is not None), key=lambda entry: entry.loss or 0.0):
+        found.setdefault(entry.optimizer, entry)
+    return found
+
+
+def best_peer(known: Sequence[Entry], aside: tuple[str, ...] = ()) -> Entry | None:
+    """The optimizer other than FOSI, at its best setting, with the lowest loss; None where there is none.
+
+    Args:
+      known: the runs of one task.
+      aside: ends of names that set no target.
+    """
+    peers = [e for name, e in tuned(known).items() if not name.startswith("fosi-") and not name.endswith(aside)]
+    return peers[0] if peers else None
+
+
+def lowest(curve: Curve) -> Point | None:
+    """The round with the lowest loss; None where no loss is a number."""
+    loss = best(curve.points, "train_loss", -1)
+    return None if loss is None else first(curve.points, lambda point: point.train_loss == loss)
+
+
+def reached(curve: Curve, loss: float) -> Point | None:
+    """The first round with a loss as low."""
+    return first(curve.points, lambda point: point.train_loss <= loss)
+
+
+def middle(values: Iterable[float | None]) -> float | None:
+    """The median; None where half of them are missing or not known."""
+    known = [math.inf if value is None or math.isnan(value) else value for value in values]
+    found = statistics.median(known) if known else math.inf
+    return found if math.isfinite(found) else None

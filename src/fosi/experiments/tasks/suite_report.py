@@ -1,0 +1,95 @@
+"""The report on the tasks that are not the paper's: who is first where curvature rules, from the files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fosi.experiments import figures
+from fosi.experiments.tasks import PAPER, TASKS, drawing, markdown, standings, summary
+from fosi.experiments.tasks.pinn import TASKS as PINNS
+from fosi.experiments.tasks.standings import ASIDE, PUBLISHED, Entry, Published
+from fosi.experiments.tasks.summary import VERSIONS
+
+NAME = "curvature.md"
+TITLE = "# Where curvature rules, measured"
+MARKS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+"""Losses to which seconds are given, where someone got so far."""
+
+
+def write(where: Path) -> list[Path]:
+    """Writes curvature.md of the folder and a figure a task; returns where. Nothing where no run is for it."""
+    parts: list[str] = []
+    written: list[Path] = []
+    found: list[Entry] = []
+    for task in (name for name in TASKS if name not in PAPER):
+        known = standings.entries(summary.retimed(summary.curves(where / task)))
+        if not known:
+            continue
+        summary.write(where / task)
+        found += known
+        shown = list(standings.tuned(known).values())
+        written += figures.save(drawing.standings(TASKS[task], shown), where / task / "standings")
+        parts += section(task, known)
+    if not found:
+        return []
+    path = where / NAME
+    path.write_text("\n\n".join([TITLE, *preface(found), *parts]) + "\n", encoding="utf-8")
+    return [path, *written]
+
+
+def preface(found: Sequence[Entry]) -> list[str]:
+    """Where and how it was measured."""
+    environments = [curve.environment for entry in found for curve in entry.runs.values()]
+    devices = sorted({environment["device"] for environment in environments})
+    versions = sorted({f"{name} {e[name]}" for e in environments for name in VERSIONS if name in e})
+    return [
+        f"Written by `fosi report` from the files in this folder; {len(environments)} runs on {', '.join(devices)}. "
+        f"Versions: {', '.join(versions)}.",
+        "Every optimizer at the best of the settings that it was given, by its lowest training loss; medians over "
+        "seeds. The ratio is of the seconds to the lowest loss of the best peer, the same seed against the same seed; "
+        "a loss that is never reached counts 2. Seconds are those of steps and refreshes. On the PINNs the peers are "
+        "first-order and quasi-Newton optimizers; where newton-cg stands is shown beside them.",
+    ]
+
+
+def section(task: str, known: Sequence[Entry]) -> list[str]:
+    """What is known of one task."""
+    peer = standings.best_peer(known, ASIDE if task in PINNS else ())
+    (plan, *_) = (curve.plan for curve in known[0].runs.values())
+    size = "tiny" if plan.tiny else plan.mode
+    parts = [f"## {TASKS[task].title}" + (f", {size}" if size else "")]
+    best = standings.tuned(known)
+    published = {} if size in ("tiny", "quick") else PUBLISHED.get(task, {})
+    if peer is not None:
+        ours = [entry for name, entry in best.items() if name.startswith("fosi-")]
+        said = "; ".join(f"{entry.optimizer} {markdown.ratio(entry.ratio(peer))}" for entry in ours)
+        parts.append(
+            f"The best peer is {peer.optimizer}, loss {peer.loss:.2g}. Seconds to it, of its own: {said or '-'}."
+        )
+    parts += [table(task, list(best.values()), peer, published), f"![{task}]({task}/standings.png)"]
+    if len(known) > len(best):
+        every = sorted(known, key=lambda entry: (entry.optimizer, entry.loss or float("inf")))
+        parts += ["Every setting:", table(task, every, peer)]
+    return parts
+
+
+def table(task: str, shown: Sequence[Entry], peer: Entry | None, published: Published | None = None) -> str:
+    """A line a setting, with others' loss and error beside it where they are given."""
+    marks = [loss for loss in MARKS if any(entry.seconds_to(loss) is not None for entry in shown)]
+    headings = ["optimizer", "settings", "loss", TASKS[task].metric, "seconds", "ratio to the best peer"]
+    headings += [f"s to {loss:.0e}" for loss in marks]
+    headings += [*(["published loss, error"] if published else []), "seeds"]
+    lines = []
+    for entry in shown:
+        line = [entry.optimizer, entry.settings, *(_number(x) for x in (entry.loss, entry.metric, entry.seconds))]
+        line.append("-" if peer is None else markdown.ratio(entry.ratio(peer)))
+        line += [_number(entry.seconds_to(loss)) for loss in marks]
+        if published:
+            line.append(", ".join(f"{x:.1e}" for x in published.get(entry.optimizer, ())) or "-")
+        lines.append([*line, str(len(entry.runs))])
+    return markdown.table(headings, lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

@@ -1,0 +1,110 @@
+"""Who is first on the tasks that are not the paper's: by hand, and a report whose numbers are the runs'."""
+
+import pytest
+
+pytest.importorskip("flax")
+
+from fosi.experiments.tasks import standings, suite_report
+from fosi.experiments.tasks.plan import Plan
+from fosi.experiments.tasks.runs import Curve
+from fosi.experiments.tasks.training import Point
+
+NAN = float("nan")
+
+
+def run(path, optimizer, losses, seed=0, pace=1.0, errors=None, rounds=None, shared=False, **more):
+    """A run with a round a ``pace`` of seconds, the losses given."""
+    plan = Plan("wave", optimizer, seed, mode="quick", rounds=rounds or len(losses), options=more)
+    environment = {"device": "test", "shared": shared, "rate": 0.001, "jax": "1"}
+    points = [
+        Point(10 * i, pace * i, loss, error, 0, 0.0, 1.0, ())
+        for i, (loss, error) in enumerate(zip(losses, errors or losses, strict=True), 1)
+    ]
+    done = {"gradient_seconds": 0.1, "peak_memory": None, "diverged": False, "compile_seconds": 1.0}
+    return Curve(path / f"{plan.name}.jsonl", plan, environment, tuple(points), done)
+
+
+def find(entries, optimizer, words=""):
+    (found,) = (entry for entry in entries if (entry.optimizer, entry.settings) == (optimizer, words))
+    return found
+
+
+def test_medians_over_seeds_and_the_metric_where_the_loss_is_lowest(tmp_path):
+    curves = [
+        run(tmp_path, "adam", [4.0, 1.0, 2.0], 0, errors=[0.9, 0.5, 0.1]),
+        run(tmp_path, "adam", [4.0, 3.0, 2.0], 1, errors=[0.9, 0.8, 0.7]),
+        run(tmp_path, "adam", [4.0, 3.0, 3.0], 2, errors=[0.9, 0.6, 0.2]),
+    ]
+    (entry,) = standings.entries(curves)
+    assert (entry.loss, entry.metric, entry.seconds) == (2.0, 0.6, 3.0)
+    # Seeds get to 2.5 after 2 and 3 seconds and never, to 1.5 after 2 and never twice.
+    assert entry.seconds_to(2.5) == 3.0 and entry.seconds_to(1.5) is None and entry.seconds_to(4.0) == 1.0
+
+
+def test_a_ratio_is_of_the_same_seed_to_the_lowest_loss_of_the_peer(tmp_path):
+    curves = [run(tmp_path, "adam", [4.0, 2.0, 1.0, 1.5], seed) for seed in (0, 1, 2)]
+    curves += [
+        run(tmp_path, "fosi-adam", [3.0, 0.9, 0.8, 0.7], 0, pace=0.5),  # after 1 s of the peer's 3
+        run(tmp_path, "fosi-adam", [3.0, 2.0, 1.0, 0.9], 1, pace=0.5),  # 1.5 of 3
+        run(tmp_path, "fosi-adam", [3.0, 2.0, 1.2, 1.1], 2, pace=0.5),  # never
+        run(tmp_path, "fosi-adam", [0.1, 0.1, 0.1, 0.1], 3),  # the peer has no such seed
+    ]
+    entries = standings.entries(curves)
+    ours, peer = find(entries, "fosi-adam"), find(entries, "adam")
+    assert ours.ratio(peer) == (0.5, 1, 3)
+    assert peer.ratio(peer) == (1.0, 0, 3)
+    # What is not timed is neither reached at a time nor missed.
+    untimed = run(tmp_path, "fosi-heavy-ball", [0.5, 0.5, 0.5, 0.5])
+    untimed = standings.Entry("x", "", {0: Curve(**{**vars(untimed), "points": _without_seconds(untimed)})})
+    assert untimed.ratio(peer) is None and untimed.seconds_to(1.0) is None and untimed.loss == 0.5
+
+
+def _without_seconds(curve):
+    return tuple(point._replace(seconds=NAN) for point in curve.points)
+
+
+def test_every_optimizer_stands_with_its_best_setting_and_some_set_no_target(tmp_path):
+    curves = [
+        run(tmp_path, "lbfgs", [4.0, 3.0, 2.0], memory_size=10),
+        run(tmp_path, "lbfgs", [4.0, 3.0, 1.5], memory_size=100),
+        run(tmp_path, "adam", [4.0, 3.0, 3.0]),
+        run(tmp_path, "adam", [NAN, NAN, NAN], 1),
+        run(tmp_path, "adam", [4.0, 4.0], rounds=2),  # shorter than the others
+        run(tmp_path, "adam-lbfgs", [1.7, 1.7], switch_at=5),  # so is this, but its steps are longer
+        run(tmp_path, "fosi-adam", [4.0, 3.0, 0.5]),
+        run(tmp_path, "kfac", [4.0, 0.7, 1.0]),
+    ]
+    entries = standings.entries(curves)
+    assert [(e.optimizer, e.settings, e.loss) for e in standings.tuned(entries).values()] == [
+        ("fosi-adam", "", 0.5),
+        ("kfac", "", 0.7),
+        ("lbfgs", "memory_size 100", 1.5),
+        ("adam-lbfgs", "switch_at 5", 1.7),
+    ]  # half of Adam's seeds have no loss
+    assert standings.best_peer(entries, ("kfac",)).optimizer == "lbfgs"
+    assert standings.best_peer(entries).optimizer == "kfac"
+    assert standings.best_peer([find(entries, "fosi-adam")]) is None
+    assert standings.entries([]) == []
+
+
+def test_runs_on_another_device_or_of_another_size_are_not_mixed_in(tmp_path):
+    curves = [run(tmp_path, "adam", [2.0], seed) for seed in (0, 1)]
+    curves.append(Curve(**{**vars(curves[0]), "environment": {**curves[0].environment, "device": "other"}}))
+    (entry,) = standings.entries(curves)
+    assert {seed: curve.environment["device"] for seed, curve in entry.runs.items()} == {0: "test", 1: "test"}
+
+
+def test_a_section_says_who_is_first_and_how_soon_fosi_is_there(tmp_path):
+    curves = [run(tmp_path, "adam", [4.0, 2.0, 1.0]), run(tmp_path, "fosi-adam", [4.0, 0.05, 0.02], pace=0.5)]
+    curves.append(run(tmp_path, "fosi-adam", [4.0, 3.0, 3.0], k=3))
+    head, said, table, figure, every, settings = suite_report.section("wave", standings.entries(curves))
+    assert head == "## PINN: u_tt = 4 u_xx, quick"
+    assert said == "The best peer is adam, loss 1. Seconds to it, of its own: fosi-adam 0.33."
+    assert figure == "![wave](wave/standings.png)" and every == "Every setting:"
+    assert table.splitlines()[2:] == [
+        "| fosi-adam |  | 0.02 | 0.02 | 1.5 | 0.33 | 1 | 1 |",
+        "| adam |  | 1 | 1 | 3 | 1.00 | - | 1 |",
+    ]
+    assert "published" not in table  # those are of the full size
+    assert "| fosi-adam | k 3 | 3 | 3 | 3 | never | - | 1 |" in settings
+    assert suite_report.write(tmp_path) == []
