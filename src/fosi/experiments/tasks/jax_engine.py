@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fosi.experiments.tasks import engine, optimizers
+from fosi.experiments.tasks import engine, optimizers, settings
 from fosi.experiments.tasks.engine import Estimate
 from fosi.experiments.tasks.task import Problem, Task
 from fosi.jax import Batches, FosiState, ModelLoss
@@ -150,12 +150,13 @@ class JaxEngine(OnDevice):
           rate_factor: multiplies the base's learning rate.
           curvature: what estimates are made on, one of ``engine.CURVATURES``.
           operator: what they are of, ``"hessian"`` or ``"gauss_newton"``.
-          **options: FOSI's settings in the place of the paper's.
+          **options: FOSI's settings in the place of the paper's, or the optimizer's own.
         """
         super().__init__(problem, seed)
         self._curvature = engine.curvature(curvature)
         loss = self._operator(operator, name)
-        self.built = optimizers.build(name, task, loss, self.steps_a_round, rate_factor, **options)
+        model = self._model_loss("optimizer", name) if settings.second_of(name) == "newton-cg" else None
+        self.built = optimizers.build(name, task, loss, self.steps_a_round, rate_factor, model, **options)
         self.rate = self.built.rate
         fosi = self.built.fosi
         self.schedule = None if fosi is None else fosi.schedule(problem.params)
@@ -207,15 +208,19 @@ class JaxEngine(OnDevice):
 
     def _operator(self, operator: str, name: str) -> Any:
         """The loss in the form that FOSI takes the operator of."""
-        outputs = self.problem.outputs
         if operator not in ("hessian", "gauss_newton"):
             raise ValueError(f"operator is {operator!r}; give hessian or gauss_newton")
         if operator == "hessian":
             return self._loss
         if not name.startswith("fosi-"):
             raise ValueError(f"operator is {operator!r}, which is a setting of FOSI; {name} has none")
+        return self._model_loss("operator", operator)
+
+    def _model_loss(self, argument: str, value: str) -> ModelLoss:
+        """The loss as a model and a convex loss of its outputs, which the argument asks for."""
+        outputs = self.problem.outputs
         if outputs is None:
-            raise ValueError("operator is 'gauss_newton', but this task does not say what its loss is made of")
+            raise ValueError(f"{argument} is {value!r}, but this task does not say what its loss is made of")
 
         def loss(predicted: jax.Array, batch: Any) -> jax.Array:
             # What is wanted does not depend on the parameters; the network that runs here is never computed.
@@ -230,9 +235,11 @@ class JaxEngine(OnDevice):
     def _one(self, run: JaxRun, total: jax.Array, data: Any, indices: jax.Array) -> tuple[JaxRun, jax.Array]:
         batch = self.problem.batch(data, indices)
         (value, state), grads = jax.value_and_grad(self.problem.loss, has_aux=True)(run.params, run.state, batch)
-        extra = {}
+        extra: dict[str, Any] = {}
         if self.built.searches:  # a line search evaluates the loss elsewhere, on the same batch
             extra = {"value": value, "grad": grads, "value_fn": lambda p: self.problem.loss(p, run.state, batch)[0]}
+        if self.built.multiplies:
+            extra["batch"] = (run.state, batch)
         updates, opt_state = self.built.transform.update(grads, run.opt_state, run.params, **extra)
         return JaxRun(optax.apply_updates(run.params, updates), state, opt_state), total + value
 
