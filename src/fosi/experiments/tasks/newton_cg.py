@@ -106,8 +106,9 @@ def newton_cg(
         )
         direction = solved.x
         slope = jnp.vdot(gradient, direction, precision=_FULL)
-        # Without the damping: it is to say how far the loss is from its model, not from the damped one.
-        foretold = slope + jnp.vdot(direction, product(direction), precision=_FULL) / 2
+        # gᵀd + dᵀGd / 2, by (G + λI) d = −g − residual. Without the damping: it is to say how far the loss is from its
+        # model, not from the damped one.
+        foretold = (slope - jnp.vdot(direction, solved.residual + state.damping * direction, precision=_FULL)) / 2
         size, whole = backtrack(lambda t: value_fn(tree(at + t * direction)), value, slope)
         ratio = (whole - value) / foretold
         # Where the loss or the model is no number the ratio is none either, and the damping rises.
@@ -116,7 +117,7 @@ def newton_cg(
         found = NewtonCgState(
             jnp.maximum(factor * state.damping, min_damping).astype(state.damping.dtype),
             jnp.where(size > 0, direction, 0),
-            state.products + solved.products + 1,
+            state.products + solved.products,
         )
         return tree(jnp.where(size > 0, size * direction, 0)), found
 
@@ -135,28 +136,27 @@ def conjugate_gradients(
       most: products.
       tolerance: of ‖wanted‖.
     """
-    at_start = product(start)
-    better = jnp.vdot(start, at_start / 2 - wanted, precision=_FULL) < 0
-    x = jnp.where(better, start, 0)
-    residual = wanted - jnp.where(better, at_start, 0)
     enough = tolerance**2 * _square(wanted)
 
     def goes_on(now: _Solve) -> jax.Array:
-        return (now.products < most) & (now.square > enough)
+        return (now.products == 0) | ((now.products < most) & (now.square > enough))
 
+    # One body for the product with the start and for those of the iteration: a loss is long to compile.
     def body(now: _Solve) -> _Solve:
         image = product(now.along)
         curvature = jnp.vdot(now.along, image, precision=_FULL)
+        begins = now.products == 0
+        better = curvature / 2 < jnp.vdot(now.along, wanted, precision=_FULL)
         # Rounding can leave no curvature at all where the matrix has next to none; then this is the end.
         fine = curvature > 0
-        length = jnp.where(fine, now.square / curvature, 0)
+        length = jnp.where(begins, better, jnp.where(fine, now.square / curvature, 0)).astype(wanted.dtype)
         residual = now.residual - length * image
-        square = jnp.where(fine, _square(residual), 0)
-        along = residual + square / now.square * now.along
+        square = jnp.where(begins | fine, _square(residual), 0)
+        along = residual + jnp.where(begins, 0, square / now.square) * now.along
         return _Solve(now.x + length * now.along, residual, along, square, now.products + 1)
 
-    first = _Solve(x, residual, residual, _square(residual), jnp.ones((), jnp.int32))
-    return jax.lax.while_loop(goes_on, body, first)
+    none = jnp.zeros((), jnp.int32)
+    return jax.lax.while_loop(goes_on, body, _Solve(jnp.zeros_like(wanted), wanted, start, enough, none))
 
 
 def backtrack(
@@ -169,26 +169,28 @@ def backtrack(
       value: the loss before.
       slope: the gradient along the step.
     """
-    one = jnp.ones((), value.dtype)
-    whole = along(one)
 
     def short(size: jax.Array, found: jax.Array) -> jax.Array:
         return ~(found <= value + ENOUGH * size * slope)
 
-    def goes_on(now: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        size, found, tried = now
-        return short(size, found) & (tried < HALVINGS)
+    def goes_on(now: tuple[jax.Array, ...]) -> jax.Array:
+        size, found, _, tried = now
+        return short(size, found) & (tried <= HALVINGS)
 
-    def halve(now: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-        size, _, tried = now
-        return size / 2, along(size / 2), tried + 1
+    def halve(now: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        size, _, whole, tried = now
+        found = along(size / 2)
+        return size / 2, found, jnp.where(tried == 0, found, whole), tried + 1
 
-    size, found, _ = jax.lax.while_loop(goes_on, halve, (one, whole, jnp.zeros((), jnp.int32)))
+    # The first half is of two: one body for all, since a loss is long to compile.
+    unknown = jnp.full((), jnp.nan, value.dtype)
+    first = (jnp.full((), 2, value.dtype), unknown, unknown, jnp.zeros((), jnp.int32))
+    size, found, whole, _ = jax.lax.while_loop(goes_on, halve, first)
     return jnp.where(short(size, found), 0, size), whole
 
 
 def _product(loss: ModelLoss, params: Any, batch: Any) -> Callable[[jax.Array], jax.Array]:
-    """v ↦ Gv on flat vectors; the model is linearised once."""
+    """The product with G on flat vectors; the model is linearised once."""
     leaves, tree = jax.tree.flatten(params)
     back = ravel_pytree(leaves)[1]
     # Conjugate gradients keep their directions apart by these products: TF32 would not do.

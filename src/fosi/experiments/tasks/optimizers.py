@@ -83,9 +83,7 @@ def build(
         its = {key: options.pop(key) for key in settings.SECONDS[second] if key in options}
         first = build(name.removesuffix(f"-{second}"), task, loss, steps_a_round, rate_factor, **options)
         both = relay(first.transform, _searching(second, task, model, its), at)
-        return replace(
-            first, name=name, transform=both, searches=True, multiplies=model is not None, until=at
-        )
+        return replace(first, name=name, transform=both, searches=True, multiplies=model is not None, until=at)
     if name in settings.RATES:
         rate = rate_factor * settings.RATES[name]
         peer = _peer(name, rate, rate_factor, options)

@@ -20,8 +20,8 @@ SECONDS = {
     "lbfgs": ("memory_size",),
     "newton-cg": ("damping", "max_cg", "tolerance", "warm_start", "damping_factor", "min_damping"),
 }
-"""What can go on where another has arrived, with its settings: ``-lbfgs`` after the other's name. Their steps end when a
-search does, so one need not take as long as the next."""
+"""What can go on where another has arrived, with its settings: ``-lbfgs`` after the other's name. Their steps end when
+a search does, so one need not take as long as the next."""
 RELAYS = tuple(f"{first}-{second}" for second in SECONDS for first in ("adam", "fosi-adam"))
 NAMES = (*BASES, *(f"fosi-{base}" for base in BASES), *PEERS, *RELAYS)
 ADAM_RATE = 1e-3
@@ -62,7 +62,7 @@ def is_wrappable(name: str) -> bool:
 
 def second_of(name: str) -> str | None:
     """What searches: the optimizer itself, or the one that goes on in a relay; None where nothing does."""
-    return next((second for second in SECONDS if name == second or name in RELAYS and name.endswith(second)), None)
+    return next((second for second in SECONDS if name == second or (name in RELAYS and name.endswith(second))), None)
 
 
 def of_relay(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,12 @@ Where the algorithm leaves a choice open, this is what its authors' own program 
 - The first update is zero: the first gradient only makes the first eigenbasis, so that no gradient is ever rotated by a
   basis that it made alone. Adam's bias correction counts from the second.
 - The basis is sorted, largest eigenvalue first, before each power iteration: QR keeps the first column's direction and
-  bends the others, so the order says which directions settle first. Adam's second moments move along with their columns.
+  bends the others, so the order says which directions settle first. Adam's second moments move with their columns.
 
 One thing is as in Adam everywhere else: ε is added to the root of the corrected second moment.
+
+On a full batch the first gradient comes twice; in its own eigenbasis most entries of it are rounding alone, and Adam
+makes one step of the rate's size of each.
 """
 
 from __future__ import annotations
