@@ -19,7 +19,7 @@ from tests.experiments.test_tasks import FOSI, softmax_largest
 
 torch.set_num_threads(1)
 
-OURS = [name for name in settings.NAMES if settings.is_first_order(name)]
+OURS = [name for name in settings.NAMES if settings.is_wrappable(name)]
 
 
 def built(task, seed=0):

@@ -53,6 +53,15 @@ class _Solve(NamedTuple):
     products: jax.Array
 
 
+class _Search(NamedTuple):
+    """A line search under way: the size, the loss there, the loss at size 1, and how many were tried."""
+
+    size: jax.Array
+    found: jax.Array
+    whole: jax.Array
+    tried: jax.Array
+
+
 def newton_cg(
     loss: ModelLoss,
     damping: float = 1.0,
@@ -173,18 +182,18 @@ def backtrack(
     def short(size: jax.Array, found: jax.Array) -> jax.Array:
         return ~(found <= value + ENOUGH * size * slope)
 
-    def goes_on(now: tuple[jax.Array, ...]) -> jax.Array:
+    def goes_on(now: _Search) -> jax.Array:
         size, found, _, tried = now
         return short(size, found) & (tried <= HALVINGS)
 
-    def halve(now: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def halve(now: _Search) -> _Search:
         size, _, whole, tried = now
         found = along(size / 2)
-        return size / 2, found, jnp.where(tried == 0, found, whole), tried + 1
+        return _Search(size / 2, found, jnp.where(tried == 0, found, whole), tried + 1)
 
     # The first half is of two: one body for all, since a loss is long to compile.
     unknown = jnp.full((), jnp.nan, value.dtype)
-    first = (jnp.full((), 2, value.dtype), unknown, unknown, jnp.zeros((), jnp.int32))
+    first = _Search(jnp.full((), 2, value.dtype), unknown, unknown, jnp.zeros((), jnp.int32))
     size, found, whole, _ = jax.lax.while_loop(goes_on, halve, first)
     return jnp.where(short(size, found), 0, size), whole
 
@@ -196,7 +205,9 @@ def _product(loss: ModelLoss, params: Any, batch: Any) -> Callable[[jax.Array], 
     # Conjugate gradients keep their directions apart by these products: TF32 would not do.
     with jax.default_matmul_precision("highest"):
         operator = gauss_newton(
-            lambda at: loss.model_fn(tree.unflatten(at), batch), functools.partial(_convex, loss, batch), leaves
+            lambda at: loss.model_fn(jax.tree.unflatten(tree, at), batch),
+            functools.partial(_convex, loss, batch),
+            leaves,
         )
 
     def product(v: jax.Array) -> jax.Array:
