@@ -86,6 +86,7 @@ def test_steps_are_levenberg_and_marquardts(damping):
             seen.append(dense.step())
             np.testing.assert_allclose(np.concatenate([params["a"], params["b"]]), dense.p, rtol=1e-6, atol=1e-9)
             assert float(state.damping) == pytest.approx(dense.damping)
+            assert float(state.ratio) == pytest.approx(seen[-1][1], rel=1e-4)
     if damping < 1:  # so that all the rules were needed
         assert min(size for size, _ in seen) < 1 and min(ratio for _, ratio in seen) < 0.25
     assert max(ratio for _, ratio in seen) > 0.75 and len(seen) > 5

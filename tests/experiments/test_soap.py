@@ -19,6 +19,7 @@ class Oracle:
     def __init__(self, weights, every, largest):
         self.w, self.every = np.array(weights, np.float64), every
         self.m, self.v, self.t = np.zeros_like(self.w), np.zeros_like(self.w), 0
+        self.sorted = True
         sides = self.w.shape if self.w.ndim > 1 else ()
         self.gram = [np.zeros((n, n)) if n <= largest else None for n in sides]
         self.q = [np.eye(n) for n in sides]
@@ -46,6 +47,7 @@ class Oracle:
                 self.q[side] = np.linalg.eigh(gram)[1][:, ::-1]
             elif self.t % self.every == 0:
                 order = np.argsort(-np.diag(self.q[side].T @ gram @ self.q[side]))
+                self.sorted &= bool(np.all(np.diff(order) > 0))
                 self.v = np.take(self.v, order, side)
                 self.q[side] = np.linalg.qr(gram @ self.q[side][:, order])[0]
         self.t += 1
@@ -67,8 +69,8 @@ def test_steps_are_the_papers():
         opt = soap(RATE, B1, B2, EPS, SHAMPOO, precondition_every=3, max_precond_dim=4)
         state, update = opt.init(params), jax.jit(opt.update)
         assert state.factors[list(state.mu).index("wide")][1] is None  # nine is more than four
-        for _ in range(9):
-            noise = {name: rng.normal(size=shape) for name, shape in SHAPES.items()}
+        for step in range(9):
+            noise = {name: 2.0**step * rng.normal(size=shape) for name, shape in SHAPES.items()}
             grads = {name: jnp.asarray(gradient(name, np.asarray(leaf), noise)) for name, leaf in params.items()}
             updates, state = update(grads, state, params)
             params = optax.apply_updates(params, updates)
@@ -76,6 +78,7 @@ def test_steps_are_the_papers():
                 oracle.step(gradient(name, oracle.w, noise))
                 np.testing.assert_allclose(params[name], oracle.w, rtol=1e-8, atol=1e-10, err_msg=name)
     assert all(oracle.t == 9 for oracle in oracles.values())
+    assert not oracles["matrix"].sorted and not oracles["kernel"].sorted  # so that the order had to change
 
 
 def test_vectors_have_adam_after_the_first_step():

@@ -36,11 +36,13 @@ class NewtonCgState(NamedTuple):
       damping: λ of the next step.
       direction: the last d, from which conjugate gradients go on; zero where there is none.
       products: with Gauss and Newton's matrix, in all.
+      ratio: the fall of the loss over that of its model, at the last full step.
     """
 
     damping: jax.Array
     direction: jax.Array
     products: jax.Array
+    ratio: jax.Array
 
 
 class _Solve(NamedTuple):
@@ -91,7 +93,8 @@ def newton_cg(
 
     def init(params: Any) -> NewtonCgState:
         flat = ravel_pytree(params)[0]
-        return NewtonCgState(jnp.asarray(damping, flat.dtype), jnp.zeros_like(flat), jnp.zeros((), jnp.int32))
+        none = jnp.zeros((), jnp.int32)
+        return NewtonCgState(jnp.asarray(damping, flat.dtype), jnp.zeros_like(flat), none, jnp.zeros((), flat.dtype))
 
     def update(
         updates: Any,
@@ -127,6 +130,7 @@ def newton_cg(
             jnp.maximum(factor * state.damping, min_damping).astype(state.damping.dtype),
             jnp.where(size > 0, direction, 0),
             state.products + solved.products,
+            ratio.astype(state.ratio.dtype),
         )
         return tree(jnp.where(size > 0, size * direction, 0)), found
 

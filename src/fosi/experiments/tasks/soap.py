@@ -89,8 +89,8 @@ def soap(
         leaves = zip(grads, jax.tree.leaves(state.mu), jax.tree.leaves(state.nu), state.factors, strict=True)
         steps, mu, nu, factors = zip(*(one(state.count, *leaf) for leaf in leaves), strict=True)
         count = optax.safe_increment(state.count)
-        step, *moments = (jax.tree.unflatten(tree, leaves) for leaves in (steps, mu, nu))
-        return step, SoapState(count, *moments, factors)
+        step, mu, nu = (jax.tree.unflatten(tree, leaves) for leaves in (steps, mu, nu))
+        return step, SoapState(count, mu, nu, factors)
 
     def one(count: jax.Array, grad: jax.Array, mu: jax.Array, nu: jax.Array, factors: tuple[Factor | None, ...]) -> Any:
         """The step of one parameter, and its part of the state."""
