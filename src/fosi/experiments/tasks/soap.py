@@ -96,7 +96,7 @@ def soap(
         """The step of one parameter, and its part of the state."""
         first = count == 0
         rotated = _rotate(grad, factors)
-        # The first gradient counts for the preconditioner alone.
+        # The first gradient counts for the preconditioner alone: with no mean of gradients there is no step.
         mu = jnp.where(first, mu, b1 * mu + (1 - b1) * grad)
         nu = jnp.where(first, nu, b2 * nu + (1 - b2) * rotated**2)
         age = jnp.maximum(count, 1).astype(mu.dtype)
@@ -110,7 +110,7 @@ def soap(
         if any(factors):
             branch = jnp.where(first, 0, jnp.where(count % precondition_every == 0, 1, 2))
             factors, nu = jax.lax.switch(branch, (_begun, _turned, lambda *same: same), factors, nu)
-        return jnp.where(first, 0, step).astype(grad.dtype), mu, nu, factors
+        return step.astype(grad.dtype), mu, nu, factors
 
     return optax.GradientTransformation(init, update)
 
@@ -141,8 +141,8 @@ def _rotate(x: jax.Array, factors: tuple[Factor | None, ...], back: bool = False
 
 
 def _begun(factors: tuple[Factor | None, ...], nu: jax.Array) -> tuple[tuple[Factor | None, ...], jax.Array]:
-    """The first basis: all eigenvectors, largest eigenvalue first."""
-    begun = (factor and factor._replace(basis=jnp.linalg.eigh(factor.gram)[1][:, ::-1]) for factor in factors)
+    """The first basis: all eigenvectors; they are sorted before they are turned."""
+    begun = (factor and factor._replace(basis=jnp.linalg.eigh(factor.gram)[1]) for factor in factors)
     return tuple(begun), nu
 
 
