@@ -86,6 +86,10 @@ def test_target_is_of_the_same_relay_without_fosi():
     names = ("adam", "fosi-adam", "adam-lbfgs", "fosi-adam-lbfgs", "lbfgs")
     wanted = [{}, {"k": 3}, {"switch_at": 5}, given, {}]
     assert [settings.for_one(name, given) for name in names] == wanted
+    # What is of another second optimizer is not of this one, and not of FOSI either.
+    more = {**given, "max_cg": 9}
+    assert settings.for_one("fosi-adam-lbfgs", more) == given and settings.for_one("fosi-adam", more) == {"k": 3}
+    assert settings.for_one("adam-newton-cg", more) == {"switch_at": 5, "max_cg": 9}
 
 
 def test_switch_after_the_end(tmp_path):

@@ -19,7 +19,7 @@ from tests.experiments.test_tasks import FOSI, softmax_largest
 
 torch.set_num_threads(1)
 
-OURS = [name for name in settings.NAMES if settings.is_first_order(name)]
+OURS = [name for name in settings.NAMES if settings.is_wrappable(name)]
 
 
 def built(task, seed=0):
@@ -139,7 +139,7 @@ def test_paper_settings():
     assert TorchEngine(TASKS["lm"], built("lm"), "fosi-adam", 0).schedule == (800, 800, 40)
     group = TorchEngine(TASKS["lm"], built("lm"), "adamw", 0).start().optimizer.param_groups[0]
     assert group["weight_decay"] == 1e-4  # optax's, not torch's
-    for name in ("kfac", "lbfgs", "adam-lbfgs"):
+    for name in ("kfac", "lbfgs", "adam-lbfgs", "soap"):
         with pytest.raises(ValueError, match=f"optimizer is '{name}', which is there only in JAX"):
             TorchEngine(TASKS["lr"], built("lr"), name, 0)
     with pytest.raises(ValueError, match="optimizer is 'sgd'; give one of gd, heavy-ball"):

@@ -59,7 +59,7 @@ Shared = Annotated[
 Set = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="NAME=VALUE", help="A setting of FOSI, kfac, lbfgs; switch_at of adam-lbfgs; repeat."
+        "--set", metavar="NAME=VALUE", help="A setting of FOSI or of the optimizer; switch_at of adam-lbfgs; repeat."
     ),
 ]
 _OUT = Path("fosi-results")
@@ -67,7 +67,7 @@ _OUT = Path("fosi-results")
 
 def train(
     task: TaskName,
-    optimizer: Annotated[str, typer.Option(help="Such as adam, fosi-adam, fosi-heavy-ball, kfac, lbfgs, adam-lbfgs.")],
+    optimizer: Annotated[str, typer.Option(help="Such as adam, fosi-adam, kfac, lbfgs, soap, newton-cg, adam-lbfgs.")],
     seed: Annotated[int, typer.Option(help="Of the weights and of the batches.")] = 0,
     rate_factor: Annotated[float, typer.Option(help="Multiplies the learning rate.")] = 1.0,
     curvature: Curvature = "fixed",
@@ -129,7 +129,7 @@ def compare(
     """Train one task with several optimizers and seeds, and say how soon each reaches its base's best.
 
     Runs that are in OUT already are not made again. CURVATURE and --set are for FOSI alone, but for switch_at and
-    memory_size, which say how L-BFGS goes on after another.
+    such as memory_size and max_cg, which say how L-BFGS or newton-cg goes on after another.
     """
     from fosi.experiments.tasks.plan import CONTROL
     from fosi.experiments.tasks.settings import for_one

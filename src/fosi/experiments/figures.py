@@ -20,10 +20,14 @@ COLOURS = {
     "adamw": "#56B4E9",
     "kfac": "#000000",
     "lbfgs": "#7F7F7F",
+    "newton-cg": "#332288",
+    "muon": "#882255",
+    "soap": "#117733",
+    "sophia": "#999933",
 }
-"""A colour a base optimizer, of Okabe and Ito's palette for the colour-blind."""
+"""A colour a base optimizer, of Okabe and Ito's palette for the colour-blind; the last of Tol's."""
 
-_MARKERS = dict(zip(COLOURS, "os^Dv<>P", strict=True))
+_MARKERS = dict(zip(COLOURS, "os^Dv<>PXph*", strict=True))
 _STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 10,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fosi.experiments.tasks import engine, optimizers
+from fosi.experiments.tasks import engine, optimizers, settings
 from fosi.experiments.tasks.engine import Estimate
 from fosi.experiments.tasks.task import Problem, Task
 from fosi.jax import Batches, FosiState, ModelLoss
@@ -150,12 +150,13 @@ class JaxEngine(OnDevice):
           rate_factor: multiplies the base's learning rate.
           curvature: what estimates are made on, one of ``engine.CURVATURES``.
           operator: what they are of, ``"hessian"`` or ``"gauss_newton"``.
-          **options: FOSI's settings in the place of the paper's.
+          **options: FOSI's settings in the place of the paper's, or the optimizer's own.
         """
         super().__init__(problem, seed)
         self._curvature = engine.curvature(curvature)
         loss = self._operator(operator, name, task.l2)
-        self.built = optimizers.build(name, task, loss, self.steps_a_round, rate_factor, **options)
+        model = self._model_loss("optimizer", name, task.l2) if settings.second_of(name) == "newton-cg" else None
+        self.built = optimizers.build(name, task, loss, self.steps_a_round, rate_factor, model, **options)
         self.rate = self.built.rate
         fosi = self.built.fosi
         self.schedule = None if fosi is None else fosi.schedule(problem.params)
@@ -207,21 +208,25 @@ class JaxEngine(OnDevice):
 
     def _operator(self, operator: str, name: str, l2: float) -> Any:
         """The loss in the form that FOSI takes the operator of."""
-        outputs = self.problem.outputs
         if operator not in ("hessian", "gauss_newton"):
             raise ValueError(f"operator is {operator!r}; give hessian or gauss_newton")
         if operator == "hessian":
             return self._loss
         if not name.startswith("fosi-"):
             raise ValueError(f"operator is {operator!r}, which is a setting of FOSI; {name} has none")
+        return self._model_loss("operator", operator, l2)
+
+    def _model_loss(self, argument: str, value: str, l2: float) -> ModelLoss:
+        """The loss as a model and a convex loss of its outputs, which the argument asks for."""
+        outputs = self.problem.outputs
         if outputs is None:
-            raise ValueError("operator is 'gauss_newton', but this task does not say what its loss is made of")
+            raise ValueError(f"{argument} is {value!r}, but this task does not say what its loss is made of")
 
         def loss(found: tuple[jax.Array, Any], batch: Any) -> jax.Array:
             predicted, params = found
             # What is wanted does not depend on the parameters; the network that runs here is never computed.
-            value = outputs(self.problem.params, *batch)._replace(predicted=predicted).loss()
-            return value + l2 / 2 * optax.tree.norm(params, squared=True) if l2 else value
+            fit = outputs(self.problem.params, *batch)._replace(predicted=predicted).loss()
+            return fit + l2 / 2 * optax.tree.norm(params, squared=True) if l2 else fit
 
         # Where the loss has a term of the parameters alone they count among what is predicted: the matrix has it too.
         return ModelLoss(lambda params, batch: (outputs(params, *batch).predicted, params if l2 else None), loss)
@@ -233,9 +238,11 @@ class JaxEngine(OnDevice):
     def _one(self, run: JaxRun, total: jax.Array, data: Any, indices: jax.Array) -> tuple[JaxRun, jax.Array]:
         batch = self.problem.batch(data, indices)
         (value, state), grads = jax.value_and_grad(self.problem.loss, has_aux=True)(run.params, run.state, batch)
-        extra = {}
+        extra: dict[str, Any] = {}
         if self.built.searches:  # a line search evaluates the loss elsewhere, on the same batch
             extra = {"value": value, "grad": grads, "value_fn": lambda p: self.problem.loss(p, run.state, batch)[0]}
+        if self.built.multiplies:
+            extra["batch"] = (run.state, batch)
         updates, opt_state = self.built.transform.update(grads, run.opt_state, run.params, **extra)
         return JaxRun(optax.apply_updates(run.params, updates), state, opt_state), total + value
 

@@ -10,7 +10,7 @@ from fosi.experiments.tasks import TASKS, ratios
 from fosi.experiments.tasks.engine import CURVATURES
 from fosi.experiments.tasks.plan import CONTROL
 from fosi.experiments.tasks.ratios import BASES, Group, Line, Ratio
-from fosi.experiments.tasks.settings import SECOND_ORDER
+from fosi.experiments.tasks.settings import PEERS
 
 Groups = Mapping[str, Group]
 _SHORT = {"heavy-ball": "HB", "adam": "Adam"}
@@ -140,7 +140,7 @@ def generalisation(groups: Groups) -> str:
 
 
 def second_order(groups: Groups) -> str:
-    """K-FAC and L-BFGS beside FOSI on Heavy-Ball, each at its best settings."""
+    """K-FAC, L-BFGS and the other peers beside FOSI on Heavy-Ball, each at its best settings."""
     headings = [
         "task",
         "optimizer",
@@ -155,7 +155,7 @@ def second_order(groups: Groups) -> str:
     rows = []
     for task, group in groups.items():
         chosen = list(group.pick("fosi-heavy-ball").values())[:1]
-        chosen += [x for name in SECOND_ORDER if (x := best_of(group, name)) is not None]
+        chosen += [x for name in PEERS if (x := best_of(group, name)) is not None]
         for line in chosen:
             settings = ", ".join(f"{key} {value}" for key, value in line["options"].items())
             row = [task.upper(), line["optimizer"], settings, str(line["rounds"]), metric(task, line["best_val"])]

@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import optax
+import optax.contrib
 
 from fosi.experiments.tasks import settings
+from fosi.experiments.tasks.newton_cg import newton_cg
 from fosi.experiments.tasks.relay import relay
 from fosi.experiments.tasks.settings import MOMENTUM, NAMES, WEIGHT_DECAY
+from fosi.experiments.tasks.soap import soap
 from fosi.experiments.tasks.task import Task
 from fosi.jax import Fosi, ModelLoss, fosi_adam, fosi_adamw, fosi_sgd
 
@@ -26,7 +29,8 @@ class Built:
       rate: the base's learning rate; 1 where a line search finds it.
       transform: what makes updates of gradients, clipping included.
       fosi: the FOSI inside it, which knows when a refresh is due; None for a base alone.
-      searches: whether ``update`` wants the loss too, as a function, for a line search.
+      searches: whether ``update`` wants the loss too, as a function, for a line search or for its Hessian.
+      multiplies: whether ``update`` wants the batch too, for products with Gauss and Newton's matrix.
       until: the step from which FOSI is not in use any more; None where it always is.
     """
 
@@ -35,6 +39,7 @@ class Built:
     transform: optax.GradientTransformationExtraArgs
     fosi: Fosi | None = None
     searches: bool = False
+    multiplies: bool = False
     until: int | None = None
 
 
@@ -44,6 +49,7 @@ def build(
     loss: Callable[..., Any],
     steps_a_round: int,
     rate_factor: float = 1.0,
+    model: ModelLoss | None = None,
     **options: Any,
 ) -> Built:
     """Builds an optimizer with the paper's settings for the task.
@@ -55,34 +61,73 @@ def build(
         matrix in the place of the Hessian.
       steps_a_round: in which the warm-up is counted.
       rate_factor: multiplies the rate; the control is the base alone at three times its rate.
-      **options: FOSI's settings in the place of the task's; those of ``optax.lbfgs``; ``switch_at``, which must be
-        given where L-BFGS comes after another: how many steps are the other's.
+      model: the loss as a model and a convex loss of its outputs, without which there is no newton-cg.
+      **options: FOSI's settings in the place of the task's; those of ``optax.lbfgs``, ``newton_cg``, ``soap``,
+        ``optax.contrib.muon`` and ``sophia``; ``switch_at``, which must be given where one comes after another: how
+        many steps are the first's.
     """
     settings.check(name)
     if name == "kfac":
         raise ValueError("optimizer is 'kfac', which is no transformation of gradients: train with a KfacEngine")
-    if name == "lbfgs":
+    if name in settings.SECONDS:
         if rate_factor != 1:
-            raise ValueError(f"rate_factor is {rate_factor:g}, but lbfgs finds its rate by a line search: give 1")
-        return Built(name, 1.0, _lbfgs(task, **options), searches=True)
+            raise ValueError(f"rate_factor is {rate_factor:g}, but {name} finds its rate by a line search: give 1")
+        made = _searching(name, task, model, options)
+        return Built(name, 1.0, made, searches=True, multiplies=model is not None)
     if name in settings.RELAYS:
+        second = settings.second_of(name)
+        assert second is not None
         if "switch_at" not in options:
-            raise ValueError(f"{name} wants switch_at: after how many steps L-BFGS goes on")
+            raise ValueError(f"{name} wants switch_at: after how many steps {second} goes on")
         at = options.pop("switch_at")
-        second = _lbfgs(task, **{key: options.pop(key) for key in ("memory_size",) if key in options})
-        first = build(name.removesuffix(settings.THEN), task, loss, steps_a_round, rate_factor, **options)
-        return replace(first, name=name, transform=relay(first.transform, second, at), searches=True, until=at)
+        its = {key: options.pop(key) for key in settings.SECONDS[second] if key in options}
+        first = build(name.removesuffix(f"-{second}"), task, loss, steps_a_round, rate_factor, **options)
+        both = relay(first.transform, _searching(second, task, model, its), at)
+        return replace(first, name=name, transform=both, searches=True, multiplies=model is not None, until=at)
+    if name in settings.RATES:
+        rate = rate_factor * settings.RATES[name]
+        peer = _peer(name, rate, rate_factor, options)
+        return Built(name, rate, _clipped(task, peer), searches=name == "sophia")
     base, rate, given = settings.settle(name, task, steps_a_round, rate_factor, options)
     operator = {"curvature": "gauss_newton"} if isinstance(loss, ModelLoss) else {"has_aux": True}
     fosi = None if given is None else _fosi(base, rate, loss, {"refresh": "external", **operator, **given})
     made = _base(base, rate) if fosi is None else fosi
-    chained = made if task.clip is None else optax.chain(optax.clip(task.clip), made)
-    return Built(name, rate, optax.with_extra_args_support(chained), fosi)
+    return Built(name, rate, _clipped(task, made), fosi)
 
 
-def _lbfgs(task: Task, **options: Any) -> Any:
-    # Not clipped: pairs of steps and clipped gradients say nothing of the curvature.
-    return optax.lbfgs(**{"memory_size": task.lbfgs_memory, **options})
+def _clipped(task: Task, made: Any) -> optax.GradientTransformationExtraArgs:
+    return optax.with_extra_args_support(made if task.clip is None else optax.chain(optax.clip(task.clip), made))
+
+
+def _searching(name: str, task: Task, model: ModelLoss | None, options: dict[str, Any]) -> Any:
+    # Not clipped: pairs of steps and clipped gradients say nothing of the curvature, nor does a model of the loss fit.
+    if name == "lbfgs":
+        return optax.lbfgs(**{"memory_size": task.lbfgs_memory, **options})
+    if model is None:
+        raise ValueError(f"{name} wants model: the loss as a model and a convex loss of its outputs, got None")
+    return newton_cg(model, **options)
+
+
+def _peer(name: str, rate: float, rate_factor: float, options: dict[str, Any]) -> Any:
+    match name:
+        case "muon":
+            # What is no matrix has Adam's rate, as where Adam is alone.
+            adam = options.pop("adam_learning_rate", settings.ADAM_RATE)
+            return optax.contrib.muon(rate, adam_learning_rate=rate_factor * adam, **options)
+        case "soap":
+            return soap(rate, **options)
+        case _:
+            return _sophia(rate, **options)
+
+
+def _sophia(rate: float, **options: Any) -> optax.GradientTransformationExtraArgs:
+    # Without weight decay, as the others: all of them are to minimise the same loss.
+    made = optax.contrib.sophia(rate, **{"weight_decay": 0.0, **options})
+
+    def update(updates: Any, state: Any, params: Any = None, *, value_fn: Any, **_: Any) -> Any:
+        return made.update(updates, state, params, obj_fn=value_fn)
+
+    return optax.GradientTransformationExtraArgs(made.init, update)
 
 
 def _base(base: str, rate: float) -> Any:

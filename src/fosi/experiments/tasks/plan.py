@@ -105,8 +105,8 @@ class Plan:
 
     @property
     def base(self) -> str | None:
-        """The base optimizer's name; None for K-FAC and L-BFGS, which have none."""
-        return None if self.optimizer in settings.SECOND_ORDER else self.optimizer.removeprefix("fosi-")
+        """The base optimizer's name; None for peers such as K-FAC and L-BFGS, which have none."""
+        return None if self.optimizer in settings.PEERS else self.optimizer.removeprefix("fosi-")
 
     @property
     def reference(self) -> Plan:

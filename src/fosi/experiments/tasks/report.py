@@ -10,6 +10,7 @@ from fosi.experiments.tasks import TASKS, drawing, markdown, ratios, summary
 from fosi.experiments.tasks.plan import CONTROL
 from fosi.experiments.tasks.ratios import BASES, Group
 from fosi.experiments.tasks.runs import Curve
+from fosi.experiments.tasks.settings import PEERS
 
 TITLE = "# The paper's training tasks, measured"
 ORDER = ("ac", "lm", "ae", "tl", "lr")
@@ -62,7 +63,7 @@ def draw(group: Group, curves: Mapping[str, Curve], folder: Path) -> Iterable[Pa
     ours = {name: found[0] for name, found in runs.items() if name.startswith("fosi-")}
     if any(point.eigenvalues for curve in ours.values() for point in curve.points):
         written += figures.save(drawing.spectra(task, ours), folder / "spectra")
-    tuned = {name: line for name in ("kfac", "lbfgs") if (line := markdown.best_of(group, name)) is not None}
+    tuned = {name: line for name in PEERS if (line := markdown.best_of(group, name)) is not None}
     tuned = {name: line for name, line in tuned.items() if line["seconds"] is not None}  # it is drawn over seconds
     if tuned:
         beside: dict[str, list[Curve]] = {
@@ -119,10 +120,10 @@ def text(groups: Groups, where: Path, known: int) -> str:
             "one fixed batch of four times the size; average: the mean over the batch about to be trained on and the "
             "next three.",
         ]
-    if any(line["optimizer"] in ("kfac", "lbfgs") for line in lines):
+    if peers := {line["optimizer"] for line in lines} & {*PEERS}:
         shown = (task for task in groups if (where / task / "second-order.png").exists())
         parts += [
-            "## K-FAC and L-BFGS",
+            "## K-FAC and L-BFGS" if peers <= {"kfac", "lbfgs"} else "## Other optimizers",
             markdown.second_order(groups),
             *(f"![{task}]({task}/second-order.png)" for task in shown),
         ]

@@ -145,7 +145,7 @@ def run(
 def _check_switch(plan: Plan, steps: int) -> None:
     at = settings.of_relay(plan.optimizer, plan.options).get("switch_at")
     if at is not None and at >= steps:
-        raise ValueError(f"switch_at is {at}, but the run has {steps} steps: L-BFGS would never go on; give less")
+        raise ValueError(f"switch_at is {at}, but the run has {steps} steps: the second would never go on; give less")
 
 
 def scalars(plan: Plan, point: Point) -> dict[str, float]:

@@ -11,12 +11,19 @@ if TYPE_CHECKING:  # it brings JAX with it
     from fosi.experiments.tasks.task import Task
 
 BASES = ("gd", "heavy-ball", "nesterov", "adam", "adamw")
-SECOND_ORDER = ("kfac", "lbfgs")
-THEN = "-lbfgs"
-"""After a name: L-BFGS goes on where that one has arrived."""
-RELAYS = (f"adam{THEN}", f"fosi-adam{THEN}")
-_OF_RELAY = ("switch_at", "memory_size")
-NAMES = (*BASES, *(f"fosi-{base}" for base in BASES), *SECOND_ORDER, *RELAYS)
+RATES = {"muon": 0.02, "soap": 3e-3, "sophia": 1e-3}
+"""Peers that take one gradient a step, with the rates that their authors begin with; Sophia's is Adam's here."""
+SECOND_ORDER = ("kfac", "lbfgs", "newton-cg")
+PEERS = (*SECOND_ORDER, *RATES)
+"""What FOSI is compared with and cannot be around. Their target is Heavy-Ball's."""
+SECONDS = {
+    "lbfgs": ("memory_size",),
+    "newton-cg": ("damping", "max_cg", "tolerance", "warm_start", "damping_factor", "min_damping"),
+}
+"""What can go on where another has arrived, with its settings: ``-lbfgs`` after the other's name. Their steps end when
+a search does, so one need not take as long as the next."""
+RELAYS = tuple(f"{first}-{second}" for second in SECONDS for first in ("adam", "fosi-adam"))
+NAMES = (*BASES, *(f"fosi-{base}" for base in BASES), *PEERS, *RELAYS)
 ADAM_RATE = 1e-3
 MOMENTUM = 0.9
 WEIGHT_DECAY = 1e-4
@@ -44,18 +51,32 @@ def check(name: str) -> None:
 
 
 def is_first_order(name: str) -> bool:
-    """Whether it is a base, or FOSI around one: a step of it takes one gradient."""
+    """Whether it is a base, FOSI around one, or a peer of theirs: a step of it takes one gradient."""
+    return is_wrappable(name) or name in RATES
+
+
+def is_wrappable(name: str) -> bool:
+    """Whether it is a base, or FOSI around one."""
     return name.removeprefix("fosi-") in BASES
 
 
+def second_of(name: str) -> str | None:
+    """What searches: the optimizer itself, or the one that goes on in a relay; None where nothing does."""
+    return next((second for second in SECONDS if name == second or (name in RELAYS and name.endswith(second))), None)
+
+
 def of_relay(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that say how L-BFGS goes on after another, which FOSI and its base must have alike."""
-    return {key: options[key] for key in _OF_RELAY if key in options} if name in RELAYS else {}
+    """The options that say how a second optimizer goes on, which FOSI and its base must have alike."""
+    second = second_of(name)
+    if second is None or name not in RELAYS:
+        return {}
+    return {key: options[key] for key in ("switch_at", *SECONDS[second]) if key in options}
 
 
 def for_one(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of options for several optimizers that are for this one: FOSI's, and how L-BFGS goes on after another."""
-    ours = {key: value for key, value in options.items() if key not in _OF_RELAY} if name.startswith("fosi-") else {}
+    """Those of options for several optimizers that are for this one: FOSI's, and how a second one goes on."""
+    others = {"switch_at", *(key for keys in SECONDS.values() for key in keys)}
+    ours = {key: value for key, value in options.items() if key not in others} if name.startswith("fosi-") else {}
     return {**ours, **of_relay(name, options)}
 
 

@@ -42,7 +42,8 @@ def summarise(finished: Iterable[Curve]) -> list[dict[str, Any]]:
 def _reference(curve: Curve, known: Mapping[str, Curve]) -> Curve | None:
     """The run that sets the target, if it was made on the same device and with the same frozen network.
 
-    K-FAC and L-BFGS may be given fewer rounds, since theirs take longer: for them it is the longest that there is.
+    Peers such as K-FAC and L-BFGS may be given fewer rounds, since theirs take longer: for them it is the longest that
+    there is.
     """
     wanted = curve.plan.reference
     same = [found for found in known.values() if _where(found) == _where(curve)]
@@ -61,7 +62,7 @@ def retimed(finished: Iterable[Curve]) -> list[Curve]:
 
     A step and a refresh take as long with one seed as with another, at one rate as at another, and in a short run as in
     a long one, so the seconds of such a run are its steps and its refreshes times the medians over the longest that
-    were alone. Where there is none they are not known, nor for L-BFGS, whose line search takes as long as it takes.
+    were alone. Where there is none they are not known, nor where a step has a search, which takes as long as it takes.
     """
     known = list(finished)
     alone: dict[tuple[Any, ...], list[Curve]] = {}
@@ -80,7 +81,7 @@ def _costs(curve: Curve) -> tuple[Any, ...]:
 def _with_times(curve: Curve, alone: Sequence[Curve]) -> Curve:
     if not curve.environment.get("shared"):
         return curve
-    if not alone or "lbfgs" in curve.plan.optimizer:
+    if not alone or settings.second_of(curve.plan.optimizer) is not None:
         unknown = (point._replace(seconds=math.nan, refresh_seconds=math.nan) for point in curve.points)
         return replace(curve, points=tuple(unknown))
     longest = max(one.points[-1].step for one in alone)
@@ -122,7 +123,7 @@ def summary(curve: Curve, reference: Curve | None) -> dict[str, Any]:
         then = reference.points[-1]
         overhead = (last.seconds / last.step) / (_stepping(then) / then.step) - 1
     gradients = None
-    if reached is not None:  # a step of K-FAC or L-BFGS is more than a gradient, and one need not be as the next
+    if reached is not None:  # a step of K-FAC, L-BFGS or newton-cg is more, and one need not be as the next
         steps = reached.step if settings.is_first_order(plan.optimizer) else _stepping(reached) / gradient
         gradients = steps + reached.refresh_seconds / gradient
     line = {

@@ -57,7 +57,7 @@ class TorchEngine:
           **options: FOSI's settings in the place of the paper's.
         """
         settings.check(name)
-        if not settings.is_first_order(name):
+        if not settings.is_wrappable(name):
             raise ValueError(f"optimizer is {name!r}, which is there only in JAX; in PyTorch give a base or fosi-BASE")
         self.problem, self.name, self.seed, self.clip = problem, name, seed, task.clip
         self.device = next(problem.model.parameters()).device
