@@ -37,11 +37,12 @@ def residual(x, y):
 
 
 class Problem:
-    """u″ = −c π² sin(πx) on [−1, 1] with u(±1) = 0, as DeepXDE's users write it."""
+    """u″ = −c π² sin(πx) on [0, 1] with u(0) = u(1) = 0, as DeepXDE's users write it."""
 
     def __init__(self, dde, variable=None, **options):
         dde.config.set_random_seed(0)
-        geometry = dde.geometry.Interval(-1, 1)
+        # Not symmetric around 0: a gradient would be 0 there but for rounding, which Adam makes whole steps of.
+        geometry = dde.geometry.Interval(0, 1)
 
         def pde(x, y, auxiliary=1.0):
             force = auxiliary if variable is None else variable
@@ -141,7 +142,7 @@ def test_the_loss_is_the_one_deepxde_reports(dde):
     before = loss().item()
     assert before == pytest.approx(model.train_state.loss_train.sum(), rel=1e-6)
 
-    problem.data.add_anchors(np.linspace(-0.9, 0.9, 7)[:, None])
+    problem.data.add_anchors(np.linspace(0.1, 0.9, 7)[:, None])
     model.train(iterations=0, verbose=0)
     after = loss().item()
     assert after == pytest.approx(np.sum(model.train_state.loss_train), rel=1e-6) != before
