@@ -2,10 +2,11 @@
 
 The network is a list of arrays, the residual nested ``jax.grad``, the points are fixed: nothing here knows of FOSI but
 the two lines marked below. With fixed points there is no noise, so that many eigenpairs can be had and used: k = 40
-instead of the default 10, and a refresh every 50 steps. ``eps`` is a floor on |λ|: without it the smallest of the
+instead of the default 10, and a refresh every 100 steps. ``eps`` is a floor on |λ|: without it the smallest of the
 eigenvalues in use are divided by, and the training may blow up.
 """
 
+import itertools
 import time
 
 import jax
@@ -15,12 +16,12 @@ import optax
 
 from fosi.jax import fosi_adam
 
-FOSI = {"k": 40, "refresh_every": 50, "num_matvecs": 60, "warmup": 200, "alpha": 0.1, "eps": 1.0}
+FOSI = {"k": 40, "refresh_every": 100, "num_matvecs": 60, "warmup": 200, "alpha": 0.1, "eps": 1.0}
 
 
 def init(key, sizes):
     keys = jax.random.split(key, len(sizes) - 1)
-    shapes = list(zip(sizes[:-1], sizes[1:], strict=True))
+    shapes = list(itertools.pairwise(sizes))
     return [(jax.nn.initializers.glorot_normal()(k, s), jnp.zeros(s[1])) for k, s in zip(keys, shapes, strict=True)]
 
 
@@ -53,21 +54,18 @@ def loss_fn(params, points):
     return physics + 100 * (start + sides) + velocity
 
 
-def train(opt, steps, width=32, num_points=400, takes_batch=False):
+def train(opt, steps, width=24, num_points=200, refreshed=False):
+    """The loss, the relative error and the seconds."""
     params = init(jax.random.key(0), [2, width, width, 1])
-    points = {
-        "inside": jnp.asarray(np.random.default_rng(0).random((num_points, 2), dtype=np.float32)),
-        "line": jnp.linspace(0, 1, 50),
-    }
+    inside = np.random.default_rng(0).random((num_points, 2), dtype=np.float32)
+    points = {"inside": jnp.asarray(inside), "line": jnp.linspace(0, 1, 50)}
     state = opt.init(params)
 
     @jax.jit
     def step(params, state):
         grads = jax.grad(loss_fn)(params, points)
-        if takes_batch:
-            updates, state = opt.update(grads, state, params, batch=points)  # new: the batch
-        else:
-            updates, state = opt.update(grads, state, params)
+        more = {"batch": points} if refreshed else {}
+        updates, state = opt.update(grads, state, params, **more)  # new: batch=points
         return optax.apply_updates(params, updates), state
 
     began = time.perf_counter()
@@ -79,3 +77,16 @@ def train(opt, steps, width=32, num_points=400, takes_batch=False):
     truth = exact(x, t)
     error = jnp.linalg.norm(jax.vmap(u, (None, 0, 0))(params, x, t) - truth) / jnp.linalg.norm(truth)
     return loss, float(error), seconds
+
+
+def main(steps=2000, lr=1e-2):
+    return {
+        "Adam": train(optax.adam(lr), steps),
+        "Adam, twice as long": train(optax.adam(lr), 2 * steps),
+        "FOSI around Adam": train(fosi_adam(lr, loss_fn, **FOSI), steps, refreshed=True),  # new: fosi_adam
+    }
+
+
+if __name__ == "__main__":
+    for name, (loss, error, seconds) in main().items():
+        print(f"{name:20} loss {loss:.2e}   relative error {error:.2e}   {seconds:5.1f} s, compilation included")

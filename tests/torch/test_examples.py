@@ -94,6 +94,24 @@ def test_accelerate_puts_autocast_where_a_refresh_cannot_reach_it(accelerate):
     assert not torch.allclose(cast.eigenvalues, expected.eigenvalues, rtol=1e-4)
 
 
+def test_deepxde_pinn(monkeypatch):
+    monkeypatch.setenv("DDE_BACKEND", "pytorch")  # the script sets it too; this puts it back
+    pytest.importorskip("deepxde", reason="DeepXDE is not installed: pip install deepxde")
+    torch.set_default_device("cpu")  # DeepXDE's import sets it to a GPU where there is one
+    try:
+        script = runpy.run_path(str(FOLDER / "deepxde_pinn.py"), run_name="example")
+        script["SETTINGS"].update(k=5, num_matvecs=20, warmup=20, refresh_every=40)
+        results = script["main"](iterations=60, polish=20)
+    finally:
+        torch.set_default_device(None)
+    # So few steps show that it runs and refreshes, not what it gains.
+    assert len(results) == 6
+    assert all(loss < 1e4 and error < 2 for loss, error, _ in results.values())
+    assert results["FOSI around Adam"][0] != results["Adam"][0]
+    for name in ("Adam", "FOSI around Adam"):
+        assert results[f"{name}, then L-BFGS"][0] < results[name][0]
+
+
 def test_spectrum(capsys):
     text, numbers = printed("spectrum", capsys)
     eigenvalues, residuals = numbers[::2], numbers[1::2]
