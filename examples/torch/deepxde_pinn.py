@@ -49,7 +49,7 @@ def train(model, optimizer, iterations=None):
 
 def main(iterations=1500, polish=1000, lr=3e-3):
     dde.optimizers.set_LBFGS_options(maxiter=polish)
-    results = {}
+    results = {"L-BFGS alone": train(build()[0], "L-BFGS")}
     for name, length in (
         ("Adam", iterations),
         ("Adam, twice as long", 2 * iterations),

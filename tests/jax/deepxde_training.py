@@ -18,6 +18,8 @@ import optax  # noqa: E402
 from fosi.jax import fosi_adam, without_params  # noqa: E402
 from fosi.jax.deepxde import RefreshCallback  # noqa: E402
 
+jax.config.update("jax_disable_most_optimizations", True)  # so few steps are not worth a compiler's time
+
 STEPS, WEIGHTS = 9, [1.0, 20.0]
 SETTINGS = {"k": 2, "alpha": 0.1, "eps": 1.0, "warmup": 2, "refresh_every": 4, "num_matvecs": 12, "refresh": "external"}
 

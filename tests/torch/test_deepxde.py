@@ -188,18 +188,17 @@ def test_the_decay_of_compile_reaches_the_base(dde):
     assert optimizer.spectrum is not None
 
 
-def test_lbfgs_afterwards_and_back(dde):
+def test_lbfgs_afterwards_and_back(dde, monkeypatch):
     problem = Problem(dde)
     model, optimizer = problem.model, problem.optimizer()
     model.compile(optimizer, verbose=0)
     model.train(iterations=8, verbose=0)
     first = model.train_state.loss_train.sum()
-    dde.optimizers.set_LBFGS_options(maxiter=30)
-    try:
-        model.compile("L-BFGS", verbose=0)
-        model.train(verbose=0)
-    finally:
-        dde.optimizers.set_LBFGS_options()
+    # Its set_LBFGS_options(maxiter=30) would still take 1000, as many as one of DeepXDE's own steps.
+    monkeypatch.setitem(dde.optimizers.LBFGS_options, "iter_per_step", 30)
+    monkeypatch.setitem(dde.optimizers.LBFGS_options, "maxiter", 30)
+    model.compile("L-BFGS", verbose=0)
+    model.train(verbose=0)
     second = model.train_state.loss_train.sum()
     assert second < 0.1 * first
     model.compile(optimizer, verbose=0)

@@ -100,13 +100,15 @@ def test_deepxde_pinn(monkeypatch):
     torch.set_default_device("cpu")  # DeepXDE's import sets it to a GPU where there is one
     try:
         script = runpy.run_path(str(FOLDER / "deepxde_pinn.py"), run_name="example")
-        script["SETTINGS"].update(k=5, num_matvecs=20, warmup=20, refresh_every=40)
-        results = script["main"](iterations=60, polish=20)
+        script["SETTINGS"].update(k=5, num_matvecs=20, warmup=10, refresh_every=15)
+        monkeypatch.setitem(script["dde"].optimizers.LBFGS_options, "iter_per_step", 20)
+        results = script["main"](iterations=30, polish=20)
     finally:
         torch.set_default_device(None)
+        script["dde"].optimizers.set_LBFGS_options()
     # So few steps show that it runs and refreshes, not what it gains.
-    assert len(results) == 6
-    assert all(loss < 1e4 and error < 2 for loss, error, _ in results.values())
+    assert len(results) == 7
+    assert all(loss < 1e5 and error < 10 for loss, error, _ in results.values())
     assert results["FOSI around Adam"][0] != results["Adam"][0]
     for name in ("Adam", "FOSI around Adam"):
         assert results[f"{name}, then L-BFGS"][0] < results[name][0]
