@@ -23,10 +23,8 @@ def dde():
         deepxde = pytest.importorskip("deepxde", reason="DeepXDE is not installed: pip install deepxde")
     finally:
         os.environ.pop("DDE_BACKEND") if before is None else os.environ.update(DDE_BACKEND=before)
-    device = torch.get_default_device()
-    torch.set_default_device("cpu")
-    yield deepxde
-    torch.set_default_device(None if device.type == "cpu" else device)
+    torch.set_default_device(None)
+    return deepxde
 
 
 def residual(x, y):
