@@ -2,8 +2,11 @@
 
 import doctest
 import importlib
+import importlib.util
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,7 @@ def test_the_functions_users_call_have_an_example():
         fosi.jax.fosi_adamw,
         fosi.jax.diagnose,
         fosi.jax.estimate_spectrum,
+        fosi.jax.without_params,
         fosi.jax.flax.TrainState,
         fosi.jax.flax.refresh_nnx,
         fosi.jax.flax.value_fn_nnx,
@@ -70,6 +74,14 @@ def test_blocks_run(page, line, code, tmp_path, monkeypatch):
     for package in ("lightning", "accelerate"):
         if f"import {package}" in code or f"from {package}" in code:
             pytest.importorskip(package)
+    if "import deepxde" in code:  # which chooses one backend for its whole process, and may set a default device
+        if importlib.util.find_spec("deepxde") is None:  # not imported here, see above
+            pytest.skip("DeepXDE is not installed: pip install deepxde")
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return
     monkeypatch.chdir(tmp_path)  # where an example writes, it writes there
     padded = "\n" * (line - 1) + code  # so that a traceback shows the page's own lines
     exec(compile(padded, str(page), "exec"), {"__name__": "example"})

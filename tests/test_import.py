@@ -7,7 +7,7 @@ import pytest
 
 FRAMEWORKS = {
     *("jax", "jaxlib", "optax", "flax", "equinox", "chex"),
-    *("torch", "lightning", "pytorch_lightning", "accelerate", "torchvision", "curvlinops"),
+    *("torch", "lightning", "pytorch_lightning", "accelerate", "torchvision", "curvlinops", "deepxde"),
 }
 TOOLS = {"matplotlib", "typer", "rich", "sklearn", "scipy", "hypothesis", "pytest"}
 

@@ -4,7 +4,8 @@ import pytest
 
 pytest.importorskip("flax")
 
-from fosi.experiments.tasks import standings, suite_report
+from fosi.experiments import figures
+from fosi.experiments.tasks import settings, standings, suite_report
 from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.runs import Curve
 from fosi.experiments.tasks.training import Point
@@ -108,3 +109,9 @@ def test_a_section_says_who_is_first_and_how_soon_fosi_is_there(tmp_path):
     assert "published" not in table  # those are of the full size
     assert "| fosi-adam | k 3 | 3 | 3 | 3 | never | - | 1 |" in settings
     assert suite_report.write(tmp_path) == []
+
+
+def test_every_optimizer_has_a_look_of_its_own():
+    looks = [figures.look(name) for name in settings.NAMES]
+    assert len({(look["color"], str(look["linestyle"])) for look in looks}) == len(settings.NAMES)
+    assert [look["label"] for look in looks] == list(settings.NAMES)

@@ -94,6 +94,26 @@ def test_accelerate_puts_autocast_where_a_refresh_cannot_reach_it(accelerate):
     assert not torch.allclose(cast.eigenvalues, expected.eigenvalues, rtol=1e-4)
 
 
+def test_deepxde_pinn(monkeypatch):
+    monkeypatch.setenv("DDE_BACKEND", "pytorch")  # the script sets it too; this puts it back
+    pytest.importorskip("deepxde", reason="DeepXDE is not installed: pip install deepxde")
+    torch.set_default_device("cpu")  # DeepXDE's import sets it to a GPU where there is one
+    try:
+        script = runpy.run_path(str(FOLDER / "deepxde_pinn.py"), run_name="example")
+        script["SETTINGS"].update(k=5, num_matvecs=20, warmup=10, refresh_every=15)
+        monkeypatch.setitem(script["dde"].optimizers.LBFGS_options, "iter_per_step", 20)
+        results = script["main"](iterations=30, polish=20)
+    finally:
+        torch.set_default_device(None)
+        script["dde"].optimizers.set_LBFGS_options()
+    # So few steps show that it runs and refreshes, not what it gains.
+    assert len(results) == 7
+    assert all(loss < 1e5 and error < 10 for loss, error, _ in results.values())
+    assert results["FOSI around Adam"][0] != results["Adam"][0]
+    for name in ("Adam", "FOSI around Adam"):
+        assert results[f"{name}, then L-BFGS"][0] < results[name][0]
+
+
 def test_spectrum(capsys):
     text, numbers = printed("spectrum", capsys)
     eigenvalues, residuals = numbers[::2], numbers[1::2]

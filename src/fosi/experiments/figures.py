@@ -61,10 +61,13 @@ def look(optimizer: str, points: int = 0) -> dict[str, Any]:
     """
     base = optimizer.removeprefix("fosi-")
     with_fosi = base != optimizer
+    dashes: tuple[int, ...] = (4, 2)
+    if base not in COLOURS:  # one after another, such as adam-lbfgs, in the colour of the second
+        base, dashes = next(name for name in COLOURS if base.endswith(f"-{name}")), (6, 1, 1, 1)
     colour = COLOURS[base]
     style: dict[str, Any] = {
         "color": colour,
-        "linestyle": "-" if with_fosi else (0, (4, 2)),
+        "linestyle": "-" if with_fosi else (0, dashes),
         "linewidth": 2.0 if with_fosi else 1.5,
         "label": optimizer,
     }

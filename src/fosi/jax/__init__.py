@@ -1,9 +1,10 @@
 """FOSI for JAX: an optax transformation around any other, and the spectrum estimate it stands on."""
 
 from fosi.diagnosis import Diagnosis
-from fosi.jax.curvature import Batches, ModelLoss
+from fosi.jax.curvature import Batches, ModelLoss, gauss_newton
 from fosi.jax.diagnosis import diagnose
 from fosi.jax.optimizers import STATIC_ARGS, fosi, fosi_adam, fosi_adamw, fosi_sgd
+from fosi.jax.own_params import OwnParamsState, without_params
 from fosi.jax.spectrum import Spectrum, estimate_spectrum
 from fosi.jax.transform import Fosi, FosiState, JaxOptions
 
@@ -15,6 +16,7 @@ __all__ = [
     "FosiState",
     "JaxOptions",
     "ModelLoss",
+    "OwnParamsState",
     "Spectrum",
     "diagnose",
     "estimate_spectrum",
@@ -22,4 +24,6 @@ __all__ = [
     "fosi_adam",
     "fosi_adamw",
     "fosi_sgd",
+    "gauss_newton",
+    "without_params",
 ]

@@ -96,6 +96,11 @@ class Fosi(optax.GradientTransformationExtraArgs):
         made._core = core
         return made
 
+    @property
+    def external(self) -> bool:
+        """Whether refreshes are left to the caller."""
+        return self._core.options.refresh == "external"
+
     def __getnewargs__(self) -> tuple[_Core]:
         """A copy is made of the core, not of the tuple's two functions."""
         return (self._core,)
@@ -168,13 +173,13 @@ class _Core:
 
     def refresh(self, state: Any, params: sp.Tree, *, batch: Any = None, value_fn: ValueFn | None = None) -> Any:
         """A new estimate at ``params``; ``state`` is FOSI's or one that holds it, such as ``optax.chain``'s."""
-        ours = _ours(state)
+        ours = own_state(state)
         fresh = self._refreshed(self._space(params, ours.basis), ours, params, batch, value_fn)
         return jax.tree.map(lambda s: fresh if _is_ours(s) else s, state, is_leaf=_is_ours)
 
     def spectrum(self, state: Any, params: sp.Tree) -> ese.Spectrum:
         """The estimate in use as a ``Spectrum`` of trees (extremes and resolution are not kept: NaN)."""
-        state = _ours(state)
+        state = own_state(state)
         space = self._space(params, state.basis)
         unknown = jnp.full((), jnp.nan, space.dtype)
         kept = ese.Spectrum(
@@ -261,7 +266,7 @@ def _is_ours(node: Any) -> bool:
     return isinstance(node, FosiState)
 
 
-def _ours(state: Any) -> FosiState:
+def own_state(state: Any) -> FosiState:
     """FOSI's own state out of one that holds it."""
     states = [s for s in jax.tree.leaves(state, is_leaf=_is_ours) if _is_ours(s)]
     if len(states) != 1:

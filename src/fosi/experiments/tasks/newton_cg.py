@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from fosi.jax import ModelLoss
-from fosi.jax.curvature import gauss_newton
+from fosi.jax import ModelLoss, gauss_newton
 
 ENOUGH = 1e-4
 """Of the fall that the slope promises, how much a step must give (Armijo's rule)."""
