@@ -178,3 +178,12 @@ def test_mode_that_there_is_not():
     assert TASKS["wave"].modes == pinn.MODES and equations.SPEED == 40
     with pytest.raises(ValueError, match="mode is 'slow'; give one of full, quick"):
         TASKS["wave"].build(None, False, 0, False, mode="slow")
+
+
+def test_solution_is_what_the_error_is_of():
+    problem = TASKS["reaction"].build(None, False, 0, True)
+    x, t, exact, found = (np.asarray(problem.solution(problem.params)[name]) for name in ("x", "t", "exact", "found"))
+    assert x.shape == t.shape == exact.shape == found.shape == (9, 7)
+    np.testing.assert_allclose(exact, EQUATIONS["reaction"].exact(x, t), rtol=1e-5)
+    error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
+    assert error == pytest.approx(float(problem.validate(problem.params, problem.state)), rel=1e-5)

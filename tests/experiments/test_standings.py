@@ -1,11 +1,12 @@
 """Who is first on the tasks that are not the paper's: by hand, and a report whose numbers are the runs'."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flax")
 
 from fosi.experiments import figures
-from fosi.experiments.tasks import settings, standings, suite_report
+from fosi.experiments.tasks import runs, settings, standings, suite_report, summary
 from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.runs import Curve
 from fosi.experiments.tasks.training import Point
@@ -115,3 +116,25 @@ def test_every_optimizer_has_a_look_of_its_own():
     looks = [figures.look(name) for name in settings.NAMES]
     assert len({(look["color"], str(look["linestyle"])) for look in looks}) == len(settings.NAMES)
     assert [look["label"] for look in looks] == list(settings.NAMES)
+
+
+def test_report_draws_what_adam_and_fosi_found(tmp_path):
+    for name in ("adam", "fosi-adam"):
+        plan = Plan("wave", name, tiny=True, rounds=1, options={"k": 3} if name == "fosi-adam" else {})
+        runs.run(plan, plan.build(None, False), tmp_path)
+    written = suite_report.write(tmp_path)
+    folder = tmp_path / "wave"
+    assert written[0] == tmp_path / "curvature.md"
+    assert {*written[1:]} == {
+        folder / f"{name}.{kind}" for name in ("standings", "solutions") for kind in ("png", "pdf")
+    }
+    assert "![wave, solutions](wave/solutions.png)" in written[0].read_text(encoding="utf-8")
+    entries = standings.entries(summary.curves(folder))
+    drawn = suite_report.solutions(folder, entries)
+    assert [*drawn] == ["adam", "fosi-adam"]
+    for entry in entries:
+        one = drawn[entry.optimizer]
+        error = np.linalg.norm(one["found"].astype(float) - one["exact"]) / np.linalg.norm(one["exact"].astype(float))
+        assert error == pytest.approx(entry.runs[0].points[-1].metric, rel=1e-2)  # in half precision
+    (folder / "solutions" / entries[0].runs[0].path.with_suffix(".npz").name).unlink()
+    assert len(suite_report.solutions(folder, entries)) == 1

@@ -90,6 +90,35 @@ def standings(task: Task, shown: Sequence[Entry]) -> Figure:
     return made
 
 
+def solutions(task: Task, found: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """The exact solution and what each optimizer has found, over place and time; below, how far off that is.
+
+    Args:
+      task: an equation.
+      found: by optimizer: ``x``, ``t``, ``exact`` and ``found`` on one grid.
+    """
+    made, axes = figures.figure(2, 1 + len(found), width=3.1 * (1 + len(found)), height=5, sharex=True, sharey=True)
+    first = next(iter(found.values()))
+    x, t, exact = (np.asarray(first[name], float) for name in ("x", "t", "exact"))
+    offs = {name: np.abs(np.asarray(one["found"], float) - exact) for name, one in found.items()}
+    most, worst = np.max(np.abs(exact)), max(np.quantile(off, 0.999) for off in offs.values())
+    kinds = {"vmin": -most, "vmax": most, "cmap": "RdBu_r"}, {"vmin": 0, "vmax": worst, "cmap": "magma_r"}
+    shown = [("exact", exact), *((name, np.asarray(one["found"], float)) for name, one in found.items())]
+    for axis, (name, field) in zip(axes[0], shown, strict=True):
+        upper = axis.pcolormesh(t, x, field, shading="nearest", rasterized=True, **kinds[0])
+        axis.set_title(name)
+    for axis, off in zip(axes[1, 1:], offs.values(), strict=True):
+        lower = axis.pcolormesh(t, x, off, shading="nearest", rasterized=True, **kinds[1])
+        axis.set_xlabel("t")
+    axes[1, 0].set_axis_off()
+    axes[0, 0].set_ylabel("x")
+    axes[1, 1].set_ylabel("x")
+    made.colorbar(upper, ax=list(axes[0]), label="u")
+    made.colorbar(lower, ax=list(axes[1]), label="|error|")
+    made.suptitle(task.title)
+    return made
+
+
 def spectra(task: Task, runs: Mapping[str, Curve]) -> Figure:
     """The eigenvalues in use, and the factor on the base's rate, as training goes on."""
     made, axes = figures.figure(1, len(runs), width=5 * len(runs), height=3.8, squeeze=False)

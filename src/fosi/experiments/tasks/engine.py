@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from fosi.schedule import Schedule
@@ -88,6 +88,9 @@ class Engine(Protocol):
 
     def estimate(self, run: Run) -> Estimate:
         """What FOSI works with."""
+
+    def solution(self, run: Run) -> Mapping[str, Any] | None:
+        """What the model has found, for a figure: arrays of one shape by name; None where it is nothing to draw."""
 
     def gradient_seconds(self) -> float:
         """How long one gradient of a batch takes, nothing else."""

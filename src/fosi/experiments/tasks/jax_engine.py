@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -63,6 +64,10 @@ class OnDevice(ABC):
     def validate(self, run: JaxRun) -> float:
         """The metric on the validation data."""
         return float(self.problem.validate(run.params, run.state))
+
+    def solution(self, run: JaxRun) -> Mapping[str, jax.Array] | None:
+        """What the model has found, for a figure."""
+        return None if self.problem.solution is None else self.problem.solution(run.params)
 
     def gradient_seconds(self) -> float:
         """How long one gradient of a batch takes: the least of three times as many as fit into a round, at most 20."""

@@ -151,9 +151,17 @@ def build(
     grid = jax.device_put(grid)
 
     @jax.jit
+    def field(params: Any, x: jax.Array, t: jax.Array) -> jax.Array:
+        found: jax.Array = nnx.merge(graph, params, nothing)(x, t)
+        return found
+
+    @jax.jit
     def error(params: Any, x: jax.Array, t: jax.Array, wanted: jax.Array) -> jax.Array:
-        found = nnx.merge(graph, params, nothing)(x, t)
-        return jnp.linalg.norm(found - wanted) / jnp.linalg.norm(wanted)
+        return jnp.linalg.norm(field(params, x, t) - wanted) / jnp.linalg.norm(wanted)
+
+    def solution(params: Any) -> dict[str, jax.Array]:
+        x, t, exact = grid
+        return {"x": x, "t": t, "exact": exact, "found": field(params, x, t)}
 
     return Problem(
         params,
@@ -165,6 +173,7 @@ def build(
         lambda params, state: error(params, *grid),
         facts(size),
         outputs,
+        solution,
     )
 
 

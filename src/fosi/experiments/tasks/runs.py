@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fosi.experiments import records
 from fosi.experiments.tasks import settings, training
 from fosi.experiments.tasks.engine import Engine
@@ -44,6 +46,7 @@ class Files:
     curve: Path
     checkpoint: Path
     events: Path
+    solution: Path
 
     @classmethod
     def of(cls, plan: Plan, out: Path) -> Files:
@@ -53,6 +56,7 @@ class Files:
             where / "curves" / f"{plan.name}.jsonl",
             where / "checkpoints" / plan.name,
             where / "tensorboard" / plan.name,
+            where / "solutions" / f"{plan.name}.npz",
         )
 
 
@@ -137,9 +141,18 @@ def run(
             "peak_memory": None if peak == before else peak,
             "diverged": progress.diverged,
         }
+        _draw(files.solution, engine, progress)
         curve.write(records.line(done))
     files.checkpoint.unlink(missing_ok=True)
     return read(files.curve)
+
+
+def _draw(path: Path, engine: Engine, progress: Progress) -> None:
+    """Writes what the model has found at its end, where there is something to draw; half precision will do for that."""
+    if (found := engine.solution(progress.run)) is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, Any] = {name: np.asarray(x).astype(np.float16) for name, x in found.items()}
+        np.savez_compressed(path, **arrays)
 
 
 def _check_switch(plan: Plan, steps: int) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from fosi.experiments import figures
 from fosi.experiments.tasks import PAPER, TASKS, drawing, markdown, standings, summary
@@ -30,7 +33,10 @@ def write(where: Path) -> list[Path]:
         found += known
         shown = list(standings.tuned(known).values())
         written += figures.save(drawing.standings(TASKS[task], shown), where / task / "standings")
-        parts += section(task, known)
+        drawn = solutions(where / task, shown)
+        if drawn:
+            written += figures.save(drawing.solutions(TASKS[task], drawn), where / task / "solutions")
+        parts += [*section(task, known), *([f"![{task}, solutions]({task}/solutions.png)"] if drawn else [])]
     if not found:
         return []
     path = where / NAME
@@ -89,6 +95,18 @@ def table(task: str, shown: Sequence[Entry], peer: Entry | None, published: Publ
             line.append(", ".join(f"{x:.1e}" for x in published.get(entry.optimizer, ())) or "-")
         lines.append([*line, str(len(entry.runs))])
     return markdown.table(headings, lines)
+
+
+def solutions(folder: Path, shown: Sequence[Entry]) -> dict[str, Mapping[str, Any]]:
+    """What Adam and FOSI at their best settings found, with the lowest seed: of those that are there."""
+    found: dict[str, Mapping[str, Any]] = {}
+    ours = next((entry for entry in shown if entry.optimizer.startswith("fosi-")), None)
+    for entry in (*(entry for entry in shown if entry.optimizer == "adam"), *([] if ours is None else [ours])):
+        name = entry.runs[min(entry.runs)].path.with_suffix(".npz").name
+        if (path := folder / "solutions" / name).exists():
+            with np.load(path) as arrays:
+                found[entry.optimizer] = dict(arrays)
+    return found
 
 
 def _number(value: float | None) -> str:

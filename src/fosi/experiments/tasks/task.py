@@ -60,6 +60,8 @@ class Problem(NamedTuple):
       validate: validate(params, state) -> the metric on the validation data.
       facts: what a results file should say of how it was built.
       outputs: outputs(params, state, batch) -> what ``loss`` is made of, as in training; None where nobody gives it.
+      solution: solution(params) -> what the model has found, for a figure: arrays of one shape, ``x``, ``t``, ``exact``
+        and ``found``; None where it is nothing to draw.
     """
 
     params: Params
@@ -71,6 +73,7 @@ class Problem(NamedTuple):
     validate: Callable[[Params, State], jax.Array]
     facts: Mapping[str, Any] = MappingProxyType({})
     outputs: Callable[[Params, State, Batch], Outputs] | None = None
+    solution: Callable[[Params], Mapping[str, jax.Array]] | None = None
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,9 @@ class TorchEngine:
         found = run.optimizer.spectrum
         return Estimate(run.optimizer.lr_scale, tuple(found.eigenvalues[found.accepted].tolist()))
 
+    def solution(self, run: TorchRun) -> None:
+        """Nothing to draw: figures are made of what was found in JAX."""
+
     def gradient_seconds(self) -> float:
         """How long one gradient of a batch takes: the least of three times as many as fit into a round, at most 20."""
         count, model = min(20, self.steps_a_round), self.start().model
