@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flax")
 
+from fosi.cli import tasks
 from fosi.cli.app import app
 from fosi.experiments.data import mnist
 
@@ -99,6 +100,28 @@ def test_bad_input_is_named_and_leaves_nothing(arguments, message, tmp_path, mon
     result = invoke(*arguments)
     assert result.exit_code == 2 and message in result.output, result.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (["--quick"], [("adam", 1.0, 0), ("adam", 3.0, 0), ("fosi-adam", 1.0, 0)]),
+        (["--quick", "--no-control", "--seeds", "1,2"], [(x, 1.0, i) for i in (1, 2) for x in ("adam", "fosi-adam")]),
+        (["--quick", "--optimizers", "lbfgs", "--rounds", "5"], [("lbfgs", 1.0, 0)]),
+        (
+            ["--mode", "quick", "--no-control"],
+            [(x, 1.0, i) for i in (0, 1, 2) for x in ("heavy-ball", "fosi-heavy-ball", "adam", "fosi-adam")],
+        ),
+    ],
+)
+def test_what_compare_runs(given, wanted, monkeypatch):
+    seen = []
+    monkeypatch.setattr(tasks, "_run_all", lambda plans, *rest: seen.extend(plans))
+    result = invoke("compare", "wave", *given)
+    assert result.exit_code == 0, result.output
+    assert [(plan.optimizer, plan.rate_factor, plan.seed) for plan in seen] == wanted
+    length = 5 if "--rounds" in given else 30 if "--quick" in given else 410
+    assert {(plan.mode, plan.length) for plan in seen} == {("quick", length)}
 
 
 def test_quick_and_batch_size(tmp_path):

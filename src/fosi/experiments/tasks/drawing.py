@@ -111,6 +111,10 @@ def solutions(task: Task, found: Mapping[str, Mapping[str, Any]]) -> Figure:
         lower = axis.pcolormesh(t, x, off, shading="nearest", rasterized=True, **kinds[1])
         axis.set_xlabel("t")
     axes[1, 0].set_axis_off()
+    axes[0, 0].tick_params(labelbottom=True)
+    axes[1, 1].tick_params(labelleft=True)
+    for axis in axes.flat:
+        axis.grid(visible=False)
     axes[0, 0].set_ylabel("x")
     axes[1, 1].set_ylabel("x")
     made.colorbar(upper, ax=list(axes[0]), label="u")
