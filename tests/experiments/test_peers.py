@@ -133,3 +133,31 @@ def test_where_they_cannot_be():
         Plan("reaction", "newton-cg", tiny=True).engine(REACTION._replace(outputs=None))
     with pytest.raises(ValueError, match="newton-cg wants model"):
         optimizers.build("newton-cg", TASKS["wave"], lambda p, b: (jnp.sum(p), None), 1)
+
+
+@pytest.mark.parametrize("name", settings.AROUND)
+def test_fosi_around_a_peer_is_newtons_step_inside_and_the_peers_outside(name):
+    """Two steps after an estimate, with the paper's Algorithm 2 and an average of 0.95 on the Newton part, by hand."""
+    sizes = np.geomspace(100.0, 0.1, 12).reshape(4, 3)
+    loss = lambda p, b: (0.5 * jnp.sum(b * p["w"] ** 2), None)  # noqa: E731
+    given = {"k": 2, "warmup": 0, "alpha": 0.3, "num_matvecs": 12}
+    built = optimizers.build(f"fosi-{name}", TASKS["wave"], loss, 100, 2.0, **given)
+    assert built.rate == 2 * settings.RATES[name] and Plan("wave", f"fosi-{name}").reference.optimizer == name
+    alone = optimizers.build(name, TASKS["wave"], loss, 100, 2.0).transform
+    scales, params = jnp.asarray(sizes, jnp.float32), {"w": jnp.asarray(np.sin(1.0 + sizes), jnp.float32)}
+    state, theirs = built.transform.init(params), alone.init(params)
+    state = built.fosi.refresh(state, params, batch=scales)
+    inside = np.zeros_like(sizes)
+    inside.flat[:2] = 1  # the two largest curvatures are those of the first two entries
+    average = 0.0
+    for step in (1, 2):
+        # Of another batch each: in the basis that one gradient made alone, most entries of it are rounding.
+        batch = scales * jnp.asarray(1 + 0.5 * np.cos(step + np.arange(12.0)).reshape(4, 3), jnp.float32)
+        grads = jax.grad(loss, has_aux=True)(params, batch)[0]
+        updates, state = built.transform.update(grads, state, params)
+        outside = {"w": grads["w"] * jnp.asarray(1 - inside, jnp.float32)}
+        found, theirs = alone.update(outside, theirs, params)
+        average = 0.95 * average + 0.05 * inside * np.asarray(grads["w"])
+        newton = -0.3 * average / (1 - 0.95**step) / sizes
+        np.testing.assert_allclose(updates["w"], newton + (1 - inside) * np.asarray(found["w"]), rtol=2e-3, atol=2e-5)
+        params = optax.apply_updates(params, updates)

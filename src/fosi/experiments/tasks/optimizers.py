@@ -9,6 +9,7 @@ from typing import Any
 import optax
 import optax.contrib
 
+from fosi import Ema
 from fosi.experiments.tasks import settings
 from fosi.experiments.tasks.newton_cg import newton_cg
 from fosi.experiments.tasks.relay import relay
@@ -16,6 +17,7 @@ from fosi.experiments.tasks.settings import MOMENTUM, NAMES, WEIGHT_DECAY
 from fosi.experiments.tasks.soap import soap
 from fosi.experiments.tasks.task import Task
 from fosi.jax import Fosi, ModelLoss, fosi_adam, fosi_adamw, fosi_sgd
+from fosi.jax import fosi as around
 
 __all__ = ["NAMES", "Built", "build"]
 
@@ -154,5 +156,9 @@ def _fosi(base: str, rate: float, loss: Callable[..., Any], given: dict[str, Any
             return fosi_sgd(rate, loss, momentum=MOMENTUM, nesterov=True, **given)
         case "adam":
             return fosi_adam(rate, loss, **given)
+        case "muon" | "soap":
+            # Both average gradients as Adam does, with 0.95. Of Muon's rates the one for what is no matrix follows.
+            peer = _peer(base, rate, rate / settings.RATES[base], {})
+            return around(peer, loss, momentum=Ema(0.95), **given)
         case _:
             return fosi_adamw(rate, loss, weight_decay=WEIGHT_DECAY, **given)

@@ -15,7 +15,9 @@ RATES = {"muon": 0.02, "soap": 3e-3, "sophia": 1e-3}
 """Peers that take one gradient a step, with the rates that their authors begin with; Sophia's is Adam's here."""
 SECOND_ORDER = ("kfac", "lbfgs", "newton-cg")
 PEERS = (*SECOND_ORDER, *RATES)
-"""What FOSI is compared with and cannot be around. Their target is Heavy-Ball's."""
+"""What FOSI is compared with. Their target is Heavy-Ball's."""
+AROUND = ("muon", "soap")
+"""Those of them that FOSI can be around too, in JAX; its target is then theirs."""
 SECONDS = {
     "lbfgs": ("memory_size",),
     "newton-cg": ("damping", "max_cg", "tolerance", "warm_start", "damping_factor", "min_damping"),
@@ -23,7 +25,7 @@ SECONDS = {
 """What can go on where another has arrived, with its settings: ``-lbfgs`` after the other's name. Their steps end when
 a search does, so one need not take as long as the next."""
 RELAYS = tuple(f"{first}-{second}" for second in SECONDS for first in ("adam", "fosi-adam"))
-NAMES = (*BASES, *(f"fosi-{base}" for base in BASES), *PEERS, *RELAYS)
+NAMES = (*BASES, *(f"fosi-{base}" for base in (*BASES, *AROUND)), *PEERS, *RELAYS)
 ADAM_RATE = 1e-3
 MOMENTUM = 0.9
 WEIGHT_DECAY = 1e-4
@@ -34,7 +36,7 @@ class Settings(NamedTuple):
     """What an optimizer is built with.
 
     Attributes:
-      base: one of ``BASES``.
+      base: one of ``BASES``, or of ``AROUND``.
       rate: its learning rate.
       fosi: keyword arguments of the FOSI around it; None for the base alone.
     """
@@ -52,11 +54,11 @@ def check(name: str) -> None:
 
 def is_first_order(name: str) -> bool:
     """Whether it is a base, FOSI around one, or a peer of theirs: a step of it takes one gradient."""
-    return is_wrappable(name) or name in RATES
+    return name.removeprefix("fosi-") in (*BASES, *RATES)
 
 
 def is_wrappable(name: str) -> bool:
-    """Whether it is a base, or FOSI around one."""
+    """Whether it is a base, or FOSI around one: in every framework."""
     return name.removeprefix("fosi-") in BASES
 
 
@@ -84,7 +86,7 @@ def settle(name: str, task: Task, steps_a_round: int, rate_factor: float, option
     """Returns the settings of a base, or of FOSI around one, for the task: the paper's, unless it has its own.
 
     Args:
-      name: a base of ``NAMES``, or FOSI around one: the others have settings of their own.
+      name: a base of ``NAMES``, or FOSI around one or around a peer: the others have settings of their own.
       task: gives rate, warm-up and cap.
       steps_a_round: in which the warm-up is counted.
       rate_factor: multiplies the rate; the control is the base alone at three times its rate.
@@ -92,10 +94,10 @@ def settle(name: str, task: Task, steps_a_round: int, rate_factor: float, option
     """
     check(name)
     base = name.removeprefix("fosi-")
-    if base not in BASES:
+    if base not in BASES and (name == base or base not in AROUND):
         raise ValueError(f"optimizer is {name!r}, which is neither a base ({', '.join(BASES)}) nor FOSI around one")
-    adam = base.startswith("adam")
-    rate = rate_factor * (ADAM_RATE if adam else task.heavy_ball_rate)
+    adam = base.startswith("adam") or base in AROUND  # the rate of neither has a closed form to scale it by
+    rate = rate_factor * RATES.get(base, ADAM_RATE if adam else task.heavy_ball_rate)
     if name == base:
         if options:
             raise ValueError(f"{', '.join(options)} given, which are settings of FOSI; {name} has none")
