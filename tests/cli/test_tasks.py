@@ -124,6 +124,11 @@ def test_what_compare_runs(given, wanted, monkeypatch):
     assert {(plan.mode, plan.length) for plan in seen} == {("quick", length)}
 
 
+def test_compare_takes_no_setting_that_nothing_has():
+    result = invoke("compare", "wave", "--quick", "--optimizers", "soap,fosi-soap", "--no-control", "--set", "max_cg=5")
+    assert result.exit_code == 2 and "max_cg is a setting of none of soap,fosi-soap" in " ".join(result.output.split())
+
+
 def test_quick_and_batch_size(tmp_path):
     pytest.importorskip("torch")
     common = ["--optimizer", "adam", "--tiny", "--backend", "torch", "--out", str(tmp_path)]
@@ -140,8 +145,8 @@ def test_quick_and_batch_size(tmp_path):
     result = invoke("report", str(tmp_path))
     assert result.exit_code == 0, result.output
     report = (tmp_path / "curvature.md").read_text(encoding="utf-8")
-    assert "## PINN: u_tt = 4 u_xx, tiny" in report and "| adam |" in report
-    assert (tmp_path / "wave" / "standings.png").exists() and not (tmp_path / "README.md").exists()
+    assert "## PINN: u_tt = 4 u_xx, tiny, quick, torch" in report and "| adam |" in report
+    assert (tmp_path / "wave" / "standings-tiny-quick-torch.png").exists() and not (tmp_path / "README.md").exists()
     shutil.rmtree(tmp_path / "wave")
     result = invoke("report", str(tmp_path))
     assert result.exit_code == 2 and "in batches of another size are not reported on yet" in result.output

@@ -138,7 +138,7 @@ def compare(
     """Train one task with several optimizers and seeds, and say how soon each reaches its base's best.
 
     Runs that are in OUT already are not made again. CURVATURE and --set are for FOSI alone, but for switch_at and
-    such as memory_size and max_cg, which say how L-BFGS or newton-cg goes on after another.
+    such as memory_size and max_cg, which are for L-BFGS and newton-cg, alone and after another.
     """
     from fosi.experiments.tasks.plan import CONTROL
     from fosi.experiments.tasks.settings import for_one
@@ -160,6 +160,11 @@ def compare(
             plans.append(_plan(**common, optimizer=name, seed=seed, **special))
             if control and plans[-1].base == name:
                 plans.append(_plan(**common, optimizer=name, seed=seed, rate_factor=CONTROL, **special))
+    if unused := [name for name in given if not any(name in plan.options for plan in plans)]:
+        raise typer.BadParameter(
+            f"--set {unused[0]} is a setting of none of {optimizers} here: compare sets FOSI's, and those of lbfgs and "
+            "newton-cg; for another optimizer give it to fosi train"
+        )
     _run_all(plans, data_dir, download, out, checkpoint, shared)
 
 

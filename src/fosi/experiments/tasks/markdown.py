@@ -157,7 +157,8 @@ def second_order(groups: Groups) -> str:
         chosen = list(group.pick("fosi-heavy-ball").values())[:1]
         chosen += [x for name in PEERS if (x := best_of(group, name)) is not None]
         for line in chosen:
-            settings = ", ".join(f"{key} {value}" for key, value in line["options"].items())
+            said = [f"{key} {value}" for key, value in line["options"].items()]
+            settings = ", ".join([*([f"{line['rate_factor']:g}× rate"] if line["rate_factor"] != 1 else []), *said])
             row = [task.upper(), line["optimizer"], settings, str(line["rounds"]), metric(task, line["best_val"])]
             row += ["-" if line["best_train"] is None else f"{line['best_train']:.4g}"]
             row.append("-" if line["seconds"] is None else f"{line['seconds']:.4g}")

@@ -125,7 +125,7 @@ def planned(checkpoint: Path) -> Plan:
     if not (checkpoint.is_file() and curve.is_file()):
         raise ValueError(f"{checkpoint} is not the checkpoint of a run under way: it or {curve} is not there")
     plan = runs.read(curve).plan
-    if plan.backend != "jax" or not settings.is_first_order(plan.optimizer):
+    if plan.backend != "jax" or not settings.is_wrappable(plan.optimizer):
         raise ValueError(f"{checkpoint} is of {plan.optimizer} in {plan.backend}; only bases and FOSI in jax will do")
     return plan
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fosi import schedule
-from fosi.experiments.tasks import TASKS
+from fosi.experiments.tasks import TASKS, settings
 
 Line = Mapping[str, Any]
 _ALIKE = ("backend", "rounds", "tiny", "device", "backbone")
@@ -184,7 +184,7 @@ def _setting(line: Line) -> tuple[Any, ...]:
 
 
 def _belongs(line: Line, setting: tuple[Any, ...]) -> bool:
-    if line["base"] is None and line["rounds"] < setting[_ROUNDS]:
+    if not settings.is_first_order(line["optimizer"]) and line["rounds"] < setting[_ROUNDS]:
         line = {**line, "rounds": setting[_ROUNDS]}
     return _setting(line) == setting
 

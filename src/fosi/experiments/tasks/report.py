@@ -33,15 +33,18 @@ def write(where: Path) -> list[Path]:
     if not groups:
         return []
     readme = where / "README.md"
-    if readme.exists() and not readme.read_text(encoding="utf-8").startswith(TITLE):
-        raise ValueError(
-            f"{readme} is not a report, and a report would overwrite it: move the results to another folder"
-        )
+    check_mine(readme, TITLE)
     written: list[Path] = []
     for task, group in groups.items():
         written += draw(group, curves[task], where / task)
     readme.write_text(text(groups, where, len(lines)), encoding="utf-8")
     return [readme, *written]
+
+
+def check_mine(path: Path, title: str) -> None:
+    """Raises where the file is there and is not a report with this title, which would overwrite it."""
+    if path.exists() and not path.read_text(encoding="utf-8").startswith(title):
+        raise ValueError(f"{path} is not a report, and a report would overwrite it: move the results to another folder")
 
 
 def draw(group: Group, curves: Mapping[str, Curve], folder: Path) -> Iterable[Path]:

@@ -148,10 +148,10 @@ def run(
 
 
 def _draw(path: Path, engine: Engine, progress: Progress) -> None:
-    """Writes what the model has found at its end, where there is something to draw; half precision will do for that."""
+    """Writes what the model has found at its end, where there is something to draw."""
     if (found := engine.solution(progress.run)) is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        arrays: dict[str, Any] = {name: np.asarray(x).astype(np.float16) for name, x in found.items()}
+        arrays: dict[str, Any] = {name: np.asarray(x, np.float32) for name, x in found.items()}
         np.savez_compressed(path, **arrays)
 
 

@@ -76,10 +76,11 @@ def of_relay(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def for_one(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of options for several optimizers that are for this one: FOSI's, and how a second one goes on."""
+    """Those of options for several optimizers that are for this one: FOSI's, and those of what searches."""
     others = {"switch_at", *(key for keys in SECONDS.values() for key in keys)}
     ours = {key: value for key, value in options.items() if key not in others} if name.startswith("fosi-") else {}
-    return {**ours, **of_relay(name, options)}
+    own = {key: options[key] for key in SECONDS.get(name, ()) if key in options}
+    return {**ours, **own, **of_relay(name, options)}
 
 
 def settle(name: str, task: Task, steps_a_round: int, rate_factor: float, options: dict[str, Any]) -> Settings:

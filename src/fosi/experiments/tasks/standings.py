@@ -6,10 +6,10 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from fosi.experiments.tasks import settings
-from fosi.experiments.tasks.ratios import MISS, Ratio
+from fosi.experiments.tasks.ratios import Ratio
 from fosi.experiments.tasks.runs import Curve
 from fosi.experiments.tasks.summary import best, first
 from fosi.experiments.tasks.training import Point
@@ -80,7 +80,10 @@ class Entry:
         return middle(None if point is None else point.seconds for point in found)
 
     def ratio(self, peer: Entry) -> Ratio | None:
-        """Its seconds to the lowest loss of a peer over the peer's own, the same seed against the same seed."""
+        """Its seconds to the lowest loss of a peer over the peer's own, the same seed against the same seed.
+
+        What never gets there is later than whatever does: infinite, and so is the median where half of them are.
+        """
         found, misses = [], 0
         for seed, curve in self.runs.items():
             theirs = lowest(peer.runs[seed]) if seed in peer.runs else None
@@ -89,46 +92,86 @@ class Entry:
             ours = reached(curve, theirs.train_loss)
             misses += ours is None
             if ours is None:
-                found.append(MISS)
+                found.append(math.inf)
             elif math.isfinite(ours.seconds):
                 found.append(ours.seconds / theirs.seconds)
         return Ratio(statistics.median(found), misses, len(found)) if found else None
 
 
-def entries(curves: Iterable[Curve]) -> list[Entry]:
-    """The runs of one task by optimizer and setting: those that are as long as the longest, on the same device.
+class Kind(NamedTuple):
+    """What runs must have in common to be compared.
 
-    A relay, whose second half takes longer steps, may have been given fewer rounds, and so may what searches.
+    Attributes:
+      tiny: whether on made data.
+      mode: one of the task's modes; empty for its first.
+      backend: of the runs.
+      device: they ran on.
     """
-    known = [curve for curve in curves if curve.done is not None]
-    kinds: dict[tuple[Any, ...], list[Curve]] = {}
-    for curve in known:
+
+    tiny: bool
+    mode: str
+    backend: str
+    device: str
+
+    @classmethod
+    def of(cls, curve: Curve) -> Kind:
+        """That of a run."""
         plan = curve.plan
-        kind = (curve.environment["device"], plan.backend, plan.mode or "", plan.tiny, plan.batch_size or 0)
-        kinds.setdefault(kind, []).append(curve)
-    if not kinds:
-        return []
-    chosen = max(kinds.values(), key=len)
-    length = max(curve.plan.length for curve in chosen)
+        mode = "" if plan.mode in (None, *plan.of.modes[:1]) else str(plan.mode)
+        return cls(plan.tiny, mode, plan.backend, curve.environment["device"])
+
+    @property
+    def words(self) -> str:
+        """What is not as usual; nothing where all is."""
+        said = ("tiny" if self.tiny else "", self.mode, "" if self.backend == "jax" else self.backend)
+        return ", ".join(word for word in said if word)
+
+
+def kinds(curves: Iterable[Curve]) -> dict[Kind, list[Entry]]:
+    """The finished runs of one task by what they have in common; tiny ones only where there are no others."""
+    found: dict[Kind, list[Curve]] = {}
+    for curve in curves:
+        if curve.done is not None:
+            found.setdefault(Kind.of(curve), []).append(curve)
+    real = {kind: runs for kind, runs in found.items() if not kind.tiny} or found
+    return {kind: entries(real[kind]) for kind in sorted(real)}
+
+
+def entries(curves: Sequence[Curve]) -> list[Entry]:
+    """The runs of one kind by optimizer and setting: those that are as long as the longest.
+
+    What searches takes longer steps than the others, so it may have been given fewer rounds, or more.
+    """
+    even = [c.plan.length for c in curves if settings.is_first_order(c.plan.optimizer)]
+    length = max(even or (c.plan.length for c in curves))
     found: dict[tuple[str, str], dict[int, Curve]] = {}
-    for curve in chosen:
+    for curve in curves:
         plan = curve.plan
         if plan.length == length or not settings.is_first_order(plan.optimizer):
-            found.setdefault((plan.optimizer, words(curve)), {})[plan.seed] = curve
+            found.setdefault((plan.optimizer, words(curve, length)), {})[plan.seed] = curve
     return [Entry(*names, runs) for names, runs in found.items()]
 
 
-def words(curve: Curve) -> str:
-    """What is set otherwise than for the task."""
+def words(curve: Curve, length: int) -> str:
+    """What is set otherwise than for the task, and how many rounds it has where that is not the length."""
     plan = curve.plan
-    said = [f"{name} {value}" for name, value in sorted(plan.options.items())]
-    return ", ".join([f"{plan.rate_factor:g}× rate", *said] if plan.rate_factor != 1 else said)
+    said = [f"{plan.rate_factor:g}× rate"] if plan.rate_factor != 1 else []
+    said += [f"{name} {value}" for name, value in sorted(plan.options.items())]
+    said += [f"estimates on {plan.curvature}"] if plan.curvature != "fixed" else []
+    return ", ".join([*said, *([f"{plan.length} rounds"] if plan.length != length else [])])
 
 
 def tuned(known: Sequence[Entry]) -> dict[str, Entry]:
-    """The setting of each optimizer with the lowest loss, by the optimizer's name, the lowest first."""
+    """The setting of each optimizer with the lowest loss, by the optimizer's name, the lowest first.
+
+    Of those with as many seeds as any other of the same optimizer: one seed may be lucky.
+    """
+    seeds: dict[str, int] = {}
+    for entry in known:
+        seeds[entry.optimizer] = max(seeds.get(entry.optimizer, 0), len(entry.runs))
+    able = [e for e in known if e.loss is not None and len(e.runs) == seeds[e.optimizer]]
     found: dict[str, Entry] = {}
-    for entry in sorted((entry for entry in known if entry.loss is not None), key=lambda entry: entry.loss or 0.0):
+    for entry in sorted(able, key=lambda entry: entry.loss or 0.0):
         found.setdefault(entry.optimizer, entry)
     return found
 

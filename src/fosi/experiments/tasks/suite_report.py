@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from fosi.experiments import figures
-from fosi.experiments.tasks import PAPER, TASKS, drawing, markdown, standings, summary
+from fosi.experiments.tasks import PAPER, TASKS, drawing, markdown, report, standings, summary
 from fosi.experiments.tasks.pinn import TASKS as PINNS
-from fosi.experiments.tasks.standings import ASIDE, PUBLISHED, Entry, Published
+from fosi.experiments.tasks.standings import ASIDE, PUBLISHED, Entry, Kind, Published
 from fosi.experiments.tasks.summary import VERSIONS
 
 NAME = "curvature.md"
@@ -21,25 +22,28 @@ MARKS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 
 
 def write(where: Path) -> list[Path]:
-    """Writes curvature.md of the folder and a figure a task; returns where. Nothing where no run is for it."""
+    """Writes curvature.md of the folder and the figures of its tasks; returns where. Nothing where no run is for it."""
     parts: list[str] = []
     written: list[Path] = []
     found: list[Entry] = []
     for task in (name for name in TASKS if name not in PAPER):
-        known = standings.entries(summary.retimed(summary.curves(where / task)))
-        if not known:
-            continue
-        summary.write(where / task)
-        found += known
-        shown = list(standings.tuned(known).values())
-        written += figures.save(drawing.standings(TASKS[task], shown), where / task / "standings")
-        drawn = solutions(where / task, shown)
-        if drawn:
-            written += figures.save(drawing.solutions(TASKS[task], drawn), where / task / "solutions")
-        parts += [*section(task, known), *([f"![{task}, solutions]({task}/solutions.png)"] if drawn else [])]
+        for kind, known in standings.kinds(summary.retimed(summary.curves(where / task))).items():
+            found += known
+            shown = list(standings.tuned(known).values())
+            end = "-".join(["", *kind.words.split(", ")]) if kind.words else ""
+            written += figures.save(drawing.standings(TASKS[task], shown), where / task / f"standings{end}")
+            drawn = solutions(where / task, shown)
+            if drawn:
+                written += figures.save(drawing.solutions(TASKS[task], drawn), where / task / f"solutions{end}")
+            parts += section(task, kind, known)
+            parts += [f"![{task}](./{task}/standings{end}.png)"]
+            parts += [f"![{task}, solutions](./{task}/solutions{end}.png)"] if drawn else []
+        if (where / task / "curves").exists():
+            summary.write(where / task)
     if not found:
         return []
     path = where / NAME
+    report.check_mine(path, TITLE)
     path.write_text("\n\n".join([TITLE, *preface(found), *parts]) + "\n", encoding="utf-8")
     return [path, *written]
 
@@ -54,30 +58,38 @@ def preface(found: Sequence[Entry]) -> list[str]:
         f"Versions: {', '.join(versions)}.",
         "Every optimizer at the best of the settings that it was given, by its lowest training loss; medians over "
         "seeds. The ratio is of the seconds to the lowest loss of the best peer, the same seed against the same seed; "
-        "a loss that is never reached counts 2. Seconds are those of steps and refreshes. On the PINNs the peers are "
-        "first-order and quasi-Newton optimizers; where newton-cg stands is shown beside them.",
+        "what never gets there counts as later than whatever does. Seconds are those of steps and refreshes. On the "
+        "PINNs the peers are first-order and quasi-Newton optimizers; where newton-cg stands is shown beside them. "
+        "Published figures are of Rathore et al. (ICML 2024), the best of their sweeps over 41,000 steps; beside "
+        "newton-cg stands their NysNewton-CG, after Adam and L-BFGS.",
     ]
 
 
-def section(task: str, known: Sequence[Entry]) -> list[str]:
-    """What is known of one task."""
+def section(task: str, kind: Kind, known: Sequence[Entry]) -> list[str]:
+    """What is known of one task, of runs of one kind."""
     peer = standings.best_peer(known, ASIDE if task in PINNS else ())
-    (plan, *_) = (curve.plan for curve in known[0].runs.values())
-    size = "tiny" if plan.tiny else plan.mode
-    parts = [f"## {TASKS[task].title}" + (f", {size}" if size else "")]
+    parts = [f"## {TASKS[task].title}" + (f", {kind.words}" if kind.words else "")]
     best = standings.tuned(known)
-    published = {} if size in ("tiny", "quick") else PUBLISHED.get(task, {})
+    published = {} if kind.tiny or kind.mode else PUBLISHED.get(task, {})
     if peer is not None:
         ours = [entry for name, entry in best.items() if name.startswith("fosi-")]
-        said = "; ".join(f"{entry.optimizer} {markdown.ratio(entry.ratio(peer))}" for entry in ours)
+        said = "; ".join(f"{entry.optimizer} {ratio(entry, peer)}" for entry in ours)
         parts.append(
             f"The best peer is {peer.optimizer}, loss {peer.loss:.2g}. Seconds to it, of its own: {said or '-'}."
         )
-    parts += [table(task, list(best.values()), peer, published), f"![{task}]({task}/standings.png)"]
+    parts.append(table(task, list(best.values()), peer, published))
     if len(known) > len(best):
         every = sorted(known, key=lambda entry: (entry.optimizer, entry.loss or float("inf")))
         parts += ["Every setting:", table(task, every, peer)]
     return parts
+
+
+def ratio(entry: Entry, peer: Entry | None) -> str:
+    """Its seconds to the peer's lowest loss over the peer's own."""
+    found = None if peer is None else entry.ratio(peer)
+    if found is not None and math.isinf(found.median):
+        return markdown.NEVER if found.misses == found.seeds else f"never ({found.misses} of {found.seeds})"
+    return markdown.ratio(found)
 
 
 def table(task: str, shown: Sequence[Entry], peer: Entry | None, published: Published | None = None) -> str:
@@ -89,7 +101,7 @@ def table(task: str, shown: Sequence[Entry], peer: Entry | None, published: Publ
     lines = []
     for entry in shown:
         line = [entry.optimizer, entry.settings, *(_number(x) for x in (entry.loss, entry.metric, entry.seconds))]
-        line.append("-" if peer is None else markdown.ratio(entry.ratio(peer)))
+        line.append(ratio(entry, peer))
         line += [_number(entry.seconds_to(loss)) for loss in marks]
         if published:
             line.append(", ".join(f"{x:.1e}" for x in published.get(entry.optimizer, ())) or "-")

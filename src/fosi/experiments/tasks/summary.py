@@ -14,8 +14,10 @@ from fosi.experiments.tasks import runs, settings
 from fosi.experiments.tasks.runs import Curve
 from fosi.experiments.tasks.training import Point
 
-FREE = ("alpha", "eps", "max_lr_scale", "accept", "warmup", "refresh_every", "overhead")
-"""Settings of FOSI that change neither what a step costs nor what a refresh does."""
+_FOSIS = ("alpha", "eps", "max_lr_scale", "accept", "warmup", "refresh_every", "overhead")
+_PEERS = ("b1", "b2", "shampoo_beta", "beta", "gamma", "initial_damping", "min_damping")
+FREE = (*_FOSIS, *_PEERS)
+"""Settings of FOSI and of its peers that change neither what a step costs nor what a refresh does."""
 VERSIONS = ("fosi", "jax", "jaxlib", "optax", "flax", "torch", "kfac-jax", "numpy", "python")
 
 
