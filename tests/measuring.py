@@ -44,10 +44,11 @@ def wanted(nu=None, eps=1e-8, taken=BATCHES):
         noise = np.sum(np.var(part, axis=0, ddof=1))
         found[f"noise_{name}"] = noise
         found[f"signal_{name}"] = np.sum(part.mean(0) ** 2) - noise / len(part)
-    nu = np.mean(gradients**2, axis=0) if nu is None else nu
-    root = np.diag((np.sqrt(nu) + eps) ** -0.5)
+    # Adam alone sees whole gradients; inside FOSI only what is outside the subspace.
+    moments = [np.mean(g**2, axis=0) if nu is None else nu for g in (gradients, outside)]
+    root, after = (np.diag((np.sqrt(x) + eps) ** -0.5) for x in moments)
     divided = {
         "sharpness": np.linalg.eigvalsh(root @ hessian @ root)[-1],
-        "sharpness_left": np.linalg.eigvalsh(root @ left @ hessian @ left @ root)[-1],
+        "sharpness_left": np.linalg.eigvalsh(after @ left @ hessian @ left @ after)[-1],
     }
     return found, divided

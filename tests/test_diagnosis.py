@@ -9,7 +9,8 @@ import pytest
 from scipy import optimize, stats
 
 from fosi import diagnosis, prediction
-from fosi.diagnosis import Base, Diagnosis, Measured, Seconds, signal_and_noise
+from fosi.diagnosis import Base, Diagnosis, Measured, Seconds, signal_and_noise, spearman
+from fosi.options import Options
 from tests.problems import orthogonal
 
 ETA, BETA = 0.03, 0.8
@@ -296,3 +297,49 @@ NOTHING = dict.fromkeys(prediction.NAMES[1:], 0.0)
 def test_bad_input_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_settings_are_those_that_were_diagnosed():
+    options = Options(k=3, ell=1, accept="all", precision="float64", overhead=0.2, num_matvecs=16)
+    found = Diagnosis.of(Base("gd", 0.1), measured(seconds=Seconds(1.0, 32.0, 0.3)), options)
+    made = found.settings()
+    assert found.refresh_every is None and made["refresh_every"] == 160  # 2 m over the budget that was asked for
+    assert (made["num_matvecs"], made["accept"], made["precision"]) == (16, "all", "float64")
+    # FOSI counts from the largest on: to have the second it must ask for two.
+    skipped = measured(eigenvalues=np.array([8.0, 4.0, 3.9, -0.5]), accepted=np.array([False, True, True, True]))
+    assert Diagnosis.of(Base("gd", 0.1), skipped).settings()["k"] == 3
+    skipped = skipped._replace(eigenvalues=np.array([8.0, 4.0, 1.1, -0.5]))
+    assert Diagnosis.of(Base("gd", 0.1), skipped._replace(beyond=1.09)).settings()["k"] == 2
+
+
+def test_only_the_smallest_pairs():
+    few = {"k": 0, "ell": 2, "eigenvalues": np.array([0.5, -3.0]), "residuals": np.zeros(2), "beyond": 9.0}
+    few |= {"accepted": np.array([True, True]), "extremes": np.array([9.0, -3.0]), "inside": np.ones((4, 2))}
+    found = Diagnosis.of(Base("gd", 0.1), measured(**few))
+    assert found.largest == found.bulk_edge == 9.0 and found.bulk_gap == 1.0 and found.gap is None
+    assert "it is early" in found.explain()  # by the largest Ritz value, which is none of the pairs
+    assert "it is early" not in Diagnosis.of(Base("gd", 0.1), measured(**few | {"extremes": [20.0, -3.0]})).explain()
+
+
+@pytest.mark.parametrize("name", ["extremes", "inside", "outside", "sharpness"])
+def test_what_is_not_finite_is_named_where_it_is_found(name):
+    changes = {"sharpness": math.inf, "sharpness_left": 1.0} if name == "sharpness" else {}
+    broken = measured(**changes)
+    if name != "sharpness":
+        broken = broken._replace(**{name: np.full_like(getattr(broken, name), np.nan)})
+    with pytest.raises(ValueError, match="not finite at params"):
+        Diagnosis.of(Base("gd", 0.1), broken)
+
+
+def test_rates_as_schedules_return_them():
+    assert Base("gd", np.float32(0.1)).limit == pytest.approx(20)
+    assert Base("gd", np.array(0.1)).limit == pytest.approx(20)
+    with pytest.raises(TypeError, match=r"learning_rate must be .* of a schedule, its value"):
+        Base("gd", lambda step: 0.1)
+    with pytest.raises(TypeError, match="learning_rate"):
+        Base("gd", np.array([0.1, 0.2]))
+
+
+def test_ranks_of_what_is_no_number():
+    with pytest.raises(ValueError, match=r"b=.* must be finite"):
+        spearman([1.0, 2.0], [1.0, math.nan])

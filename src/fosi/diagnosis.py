@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fosi import scaling, schedule, verdict
+from fosi.options import Options
 from fosi.prediction import COEFFICIENTS, fit, leave_one_out, predict, spearman
 from fosi.stability import Base, BaseName
 
@@ -109,6 +110,7 @@ class Diagnosis:
       eigenvalues: the k largest and the ell smallest, descending.
       residuals: ‖H v − λ v‖ of each.
       accepted: whether FOSI would use it.
+      largest: the largest Ritz value.
       smallest: the smallest Ritz value.
       bulk_edge: the largest Ritz value that FOSI would leave to the base; None where nothing is left.
       sharpness: the largest eigenvalue of the Hessian, with Adam of the Hessian divided by √ν + ε.
@@ -123,6 +125,9 @@ class Diagnosis:
       noise_inside: trace of the covariance of one batch's gradient, in the subspace; None with one batch.
       noise_outside: the same in its complement.
       refresh_gradients: what an estimate costs, in gradients; 2m where it was not measured.
+      budget: FOSI's run-time budget.
+      accept: which pairs count as accepted.
+      precision: dtype of the Lanczos basis.
       refresh_every: T, by the run-time budget; None where no T can meet it.
       overhead: of FOSI's time over the base's with that T; at T = 2m / budget where none meets the budget.
       seconds: measured times, where they were asked for.
@@ -138,6 +143,7 @@ class Diagnosis:
     eigenvalues: tuple[float, ...]
     residuals: tuple[float, ...]
     accepted: tuple[bool, ...]
+    largest: float
     smallest: float
     bulk_edge: float | None
     sharpness: float
@@ -152,24 +158,33 @@ class Diagnosis:
     noise_inside: float | None
     noise_outside: float | None
     refresh_gradients: float
+    budget: float
+    accept: str
+    precision: str
     refresh_every: int | None
     overhead: float
     seconds: Seconds | None = None
 
     @classmethod
-    def of(cls, base: Base, measured: Measured, *, overhead: float = 0.1, max_lr_scale: float = 3.0) -> Diagnosis:
+    def of(cls, base: Base, measured: Measured, options: Options | None = None) -> Diagnosis:
         """Works out a diagnosis.
 
         Args:
           base: the optimizer FOSI would be put around.
           measured: what a backend measured.
-          overhead: the run-time budget ρ − 1.
-          max_lr_scale: the cap c on the scaling of the base's rate.
+          options: of the FOSI that it was measured for: its budget, the cap on the scaling of the base's rate, and how
+            pairs were estimated and accepted; None for the defaults.
 
         Returns:
           The diagnosis, in Python's own numbers.
+
+        Raises:
+          ValueError: if what was measured is not finite.
         """
-        m, k = measured, measured.k
+        m, k, options = measured, measured.k, options or Options()
+        seen = [m.extremes, m.inside, m.outside, *(x for x in (m.sharpness, m.sharpness_left) if x is not None)]
+        if not all(np.isfinite(np.asarray(x, float)).all() for x in seen):
+            raise ValueError("the loss, its gradient or its curvature is not finite at params, or nu is not")
         values, used = np.asarray(m.eigenvalues, float), np.asarray(m.accepted, bool)
         top, bottom = values[:k][used[:k]], values[k:][used[k:]]
         rest = [*values[:k][~used[:k]].tolist(), *([] if m.beyond is None else [m.beyond])]
@@ -178,13 +193,13 @@ class Diagnosis:
         scale = 1.0
         if len(top):
             lowest = float(bottom[0]) if len(bottom) else whole[1]
-            scale = scaling.lr_scale(base.rule, whole[0], whole[1], float(top[-1]), lowest, max_lr_scale)
+            scale = scaling.lr_scale(base.rule, whole[0], whole[1], float(top[-1]), lowest, options.max_lr_scale)
         within = np.asarray(m.inside, float) @ np.asarray(m.inside, float).T
         without = np.asarray(m.outside, float)
         signal, noise = signal_and_noise(within)
         signal_out, noise_out = signal_and_noise(without)
         whole_square = float(np.sum(within) + np.sum(without))  # of the sum over batches
-        cost, every, extra = _cost(m.num_matvecs, m.seconds, overhead)
+        cost, every, extra = _cost(m.num_matvecs, m.seconds, options.overhead)
         return cls(
             base=base.name,
             learning_rate=float(base.learning_rate),
@@ -196,13 +211,14 @@ class Diagnosis:
             eigenvalues=tuple(values.tolist()),
             residuals=tuple(np.asarray(m.residuals, float).tolist()),
             accepted=tuple(used.tolist()),
+            largest=whole[0],
             smallest=whole[1],
             bulk_edge=edge,
             sharpness=whole[0] if m.sharpness is None else m.sharpness,
             sharpness_left=edge if m.sharpness is None else m.sharpness_left,
             limit=base.limit,
             lr_scale=float(scale),
-            max_lr_scale=float(max_lr_scale),
+            max_lr_scale=float(options.max_lr_scale),
             batches=len(within),
             gradient_inside=float(np.sum(within)) / whole_square if whole_square > 0 else 0.0,
             signal_inside=signal,
@@ -210,6 +226,9 @@ class Diagnosis:
             noise_inside=noise,
             noise_outside=noise_out,
             refresh_gradients=cost,
+            budget=float(options.overhead),
+            accept=options.accept,
+            precision=options.precision,
             refresh_every=every,
             overhead=extra,
             seconds=m.seconds,
@@ -229,7 +248,7 @@ class Diagnosis:
     @property
     def bulk_gap(self) -> float | None:
         """λ₁ over the bulk's edge; None where the bulk is not there or not positive."""
-        return None if self.bulk_edge is None else _over(self.eigenvalues[0], self.bulk_edge)
+        return None if self.bulk_edge is None else _over(self.largest, self.bulk_edge)
 
     @property
     def of_limit(self) -> float:

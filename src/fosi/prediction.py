@@ -142,6 +142,9 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
     first, second = np.asarray(a, float).ravel(), np.asarray(b, float).ravel()
     if len(first) != len(second) or len(first) < 2:
         raise ValueError(f"a has {len(first)} numbers and b {len(second)}; give as many of each, at least 2")
+    for name, values in (("a", first), ("b", second)):
+        if not np.isfinite(values).all():
+            raise ValueError(f"{name}={values.tolist()} must be finite; count one that never ended as 2")
     x, y = (ranks - ranks.mean() for ranks in (_ranks(first), _ranks(second)))
     size = math.sqrt(float((x @ x) * (y @ y)))
     return float(x @ y) / size if size else math.nan

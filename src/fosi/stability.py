@@ -76,7 +76,9 @@ class Base:
 
 
 def _number(name: str, value: Any, right: str, good: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    single = getattr(value, "ndim", None) == 0 and not callable(value)  # what a schedule returns, a capturable rate
+    if isinstance(value, bool) or not (single or isinstance(value, numbers.Real)):
         raise TypeError(f"{name} must be {right}, got {value!r}; of a schedule, its value at this point")
+    value = float(value)
     if not (math.isfinite(value) and good(float(value))):
         raise ValueError(f"{name} must be {right}, got {value!r}")

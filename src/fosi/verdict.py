@@ -34,14 +34,16 @@ def settings(found: Diagnosis) -> dict[str, Any]:
     if not found.used:
         return {}
     noise = found.noise_inside
-    every = found.refresh_every or schedule.refresh_interval(found.num_matvecs, 0.1)
+    every = found.refresh_every or schedule.refresh_interval(found.num_matvecs, found.budget)
     made: dict[str, Any] = {
         "k": _pairs(found),
         "ell": found.ell,
         "alpha": 0.1 if noise is not None and noise < max(found.signal_inside, 0.0) else 0.01,
         "refresh_every": every,
         "warmup": 2 * every if _far(found) else every,
-        "accept": "converged",
+        "num_matvecs": found.num_matvecs,  # what the pairs were judged by, and T is for; fewer pairs would take fewer
+        "accept": found.accept,
+        "precision": found.precision,
     }
     if _scales(found.base):
         made["max_lr_scale"] = found.max_lr_scale if found.of_limit_left < 1 else 1.0
@@ -61,12 +63,12 @@ def explain(found: Diagnosis) -> str:
 
 
 def _verdict(found: Diagnosis) -> str:
-    ratio, spread = found.ratio, math.exp(prediction.SPREAD)
     if not found.used:
         return (
             "Do not use FOSI here: no eigenpair converged. Train longer with the base first, or give the estimate more "
             "products (num_matvecs)."
         )
+    ratio, spread = found.ratio, math.exp(prediction.SPREAD)
     range_ = f"about {ratio:.2f} of the base's time to the same target ({ratio / spread:.2f} to {ratio * spread:.2f})"
     if ratio < HELPS:
         said = f"FOSI is likely to help: {range_}."
@@ -90,7 +92,7 @@ def _reasons(found: Diagnosis) -> list[str]:
 def _spectrum(found: Diagnosis) -> str:
     asked = found.k + found.ell
     if not found.used:
-        return f"Of {asked} eigenpairs none can be trusted; the largest Ritz value is {found.eigenvalues[0]:.3g}."
+        return f"Of {asked} eigenpairs none can be trusted; the largest Ritz value is {found.largest:.3g}."
     said = f"{found.used} of {asked} eigenpairs can be trusted"
     if found.gap is not None:
         said += f", the largest {found.gap:.3g} times the last of them"
@@ -140,16 +142,18 @@ def _advice(found: Diagnosis) -> str:
 
 
 def _pairs(found: Diagnosis) -> int:
-    top = [value for value, used in zip(found.eigenvalues[: found.k], found.accepted, strict=False) if used]
-    if not top:
+    """How many of the largest to ask for: FOSI counts them from the largest on, whether it can use them or not."""
+    top = found.eigenvalues[: found.k]
+    used = [i for i, accepted in enumerate(found.accepted[: found.k], 1) if accepted]
+    if not used:
         return 0
-    after = [*top[1:], *([] if found.bulk_edge is None else [found.bulk_edge])]
-    clear = [i for i, (value, other) in enumerate(zip(top, after, strict=False), 1) if value >= _CLEAR_GAP * other]
-    return clear[-1] if clear else len(top)
+    after = [*top[1:], -math.inf if found.bulk_edge is None else found.bulk_edge]
+    clear = [i for i in used if top[i - 1] > 0 and top[i - 1] >= _CLEAR_GAP * after[i - 1]]
+    return clear[-1] if clear else used[-1]
 
 
 def _far(found: Diagnosis) -> bool:
-    return found.smallest < -_SUSPECT * max(found.eigenvalues[0], 0.0)
+    return found.smallest < -_SUSPECT * max(found.largest, 0.0)
 
 
 def _scales(base: str) -> bool:

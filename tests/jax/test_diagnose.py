@@ -34,7 +34,7 @@ def test_everything_as_dense_matrices_have_it():
     for name, value in {**plain, **divided}.items():
         assert getattr(adam, name) == pytest.approx(value, **CLOSE), name
     assert adam.limit == pytest.approx(38 / RATE)
-    assert divided["sharpness_left"] < 0.9 * divided["sharpness"]  # or the test would not tell them apart
+    assert abs(divided["sharpness_left"] / divided["sharpness"] - 1) > 0.1  # or the test would not tell them apart
 
 
 def test_adams_own_second_moments_and_epsilon():
@@ -123,8 +123,8 @@ def test_times_are_measured_where_asked_for_and_nothing_of_the_users_is_changed(
         ({"batches": []}, TypeError, "batches must be a list of at least one batch, got list"),
         ({"batches": jnp.zeros((2, 4))}, TypeError, "batches must be a list"),
         ({"batches": [jnp.zeros(4), jnp.zeros(1)]}, ValueError, "batches must be of one structure"),
-        ({"nu": jnp.ones(3)}, ValueError, r"nu must hold numbers ≥ 0 in the shapes of params, \(\(4,\),\)"),
-        ({"nu": -jnp.ones(4)}, ValueError, "nu must hold numbers ≥ 0"),
+        ({"nu": jnp.ones(3)}, ValueError, r"nu must hold finite numbers ≥ 0 in the shapes of params, \(\(4,\),\)"),
+        ({"nu": -jnp.ones(4)}, ValueError, "nu must hold finite numbers ≥ 0"),
         ({"nu": {"w": jnp.ones(4)}}, ValueError, "nu must be a tree of arrays like params"),
         ({"k": 0}, ValueError, "k"),
         ({"curvature_batches": 3}, ValueError, "curvature_batches must be from 1 to the 1 batches"),

@@ -110,7 +110,7 @@ def test_the_same_batch_twice_says_that_there_is_no_noise():
         ),
         ({"closure": 3}, TypeError, r"closure must be callable as closure\(batch\)"),
         ({"batches": torch.zeros(2)}, TypeError, "batches must be a list of at least one batch, got Tensor"),
-        ({"nu": [torch.ones(2)]}, ValueError, r"nu must hold numbers ≥ 0 in the shapes of params, \[\(3,\)\]"),
+        ({"nu": [torch.ones(2)]}, ValueError, r"nu must hold finite numbers ≥ 0 in the shapes of params, \[\(3,\)\]"),
         ({"nu": {"w": torch.ones(3)}}, ValueError, "nu must have the names of params"),
         ({"curvature_batches": 0}, ValueError, "curvature_batches must be from 1 to the 1 batches"),
     ],
@@ -120,3 +120,41 @@ def test_bad_input_is_named(given, error, message):
     usual = {"closure": lambda s: ((w - s) ** 2).sum(), "params": [w], "batches": [0.0], "learning_rate": 0.1, "k": 1}
     with pytest.raises(error, match=message):
         diagnose(**{**usual, **given})
+
+
+def test_every_batch_draws_its_own_dropout():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+    x = torch.randn(16, 6)
+    batches = [x.clone() for _ in range(4)]  # the same data: all noise is the dropout's
+    before = torch.random.get_rng_state()
+    found = diagnose(lambda b: model(b).square().mean(), model, batches, learning_rate=1e-3, k=2)
+    assert found.noise_inside + found.noise_outside > 0.01 * (found.signal_inside + found.signal_outside)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    same = diagnose(lambda b: model(b).square().mean(), model, [x, x], learning_rate=1e-3, k=2)
+    assert same.noise_inside == same.noise_outside == 0
+
+
+def test_the_timed_gradient_is_trainings_own():
+    """A refresh computes eagerly and in full precision; a training step need not, and is what time is counted in."""
+    seen = []
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    x = torch.randn(8, 4)
+
+    def loss():
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return model(x).float().square().mean()
+
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    with torch.autocast("cpu", torch.bfloat16):
+        diagnose([loss], model, learning_rate=1e-3, k=2, timed=True)
+    assert True in seen and False in seen
+    assert all(torch.equal(a, b) for a, b in zip(buffers, model.buffers(), strict=True))
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("nu", [1.0, [1.0, 2.0]])
+def test_nu_of_no_tensors_is_named(nu):
+    w = torch.ones(3, requires_grad=True)
+    with pytest.raises(TypeError, match="nu must be tensors"):
+        diagnose([lambda: w.square().sum()], [w], learning_rate=1e-3, k=1, nu=nu)

@@ -131,14 +131,17 @@ def diagnose(
     used = sp.rows_where(pairs.accepted, pairs.eigenvectors)
 
     gradients = [_gradient(loss, space, params, batch) for batch in drawn]
-    inside, outside = _products(gradients, used)
+    remains = [_projected(used, vector) for vector in gradients]
+    inside, outside = _products(gradients, remains, used)
     sharpness = sharpness_left = None
     if optimizer.adaptive:
         root = _root(optimizer, space, gradients, nu)
+        # Adam inside FOSI sees only what FOSI leaves: its second moments are of that.
+        after = root if nu is not None else _root(optimizer, space, remains, None)
         seen = Job.of(Seen(loss_fn, has_aux, curvature, micro_batches), space, options)._replace(k=1, ell=0)
         nothing = jax.tree.map(jnp.zeros_like, used)  # and not None, for which all would be compiled anew
         whole = seen.run(params, (over, root, nothing), None, start_key(seed, 1))
-        left = seen.run(params, (over, root, used), None, start_key(seed, 2))
+        left = seen.run(params, (over, after, used), None, start_key(seed, 2))
         sharpness, sharpness_left = float(whole.extremes[0]), float(left.extremes[0])
     return Diagnosis.of(
         optimizer,
@@ -158,8 +161,7 @@ def diagnose(
             outside=outside,
             seconds=_seconds(job, optimizer, params, drawn[0], gradients[0], used) if timed else None,
         ),
-        overhead=overhead,
-        max_lr_scale=max_lr_scale,
+        options,
     )
 
 
@@ -205,10 +207,9 @@ def _projected(rows: sp.Basis, vector: sp.Vector) -> sp.Vector:
     return jax.tree.map(jnp.subtract, vector, sp.combine(rows, sp.products(rows, vector)))
 
 
-def _products(gradients: list[sp.Vector], used: sp.Basis) -> tuple[NDArray[Any], NDArray[Any]]:
+def _products(gradients: list[sp.Vector], left: list[sp.Vector], used: sp.Basis) -> tuple[NDArray[Any], NDArray[Any]]:
     """The gradients along the eigenvectors, and the inner products of what is left of them, on the host."""
     inside = [np.asarray(_inner(used, vector), np.float64) for vector in gradients]
-    left = [_projected(used, vector) for vector in gradients]
     rows = jax.tree.map(lambda *vectors: jnp.stack(vectors), *left)
     return np.stack(inside), np.stack([np.asarray(_inner(rows, vector), np.float64) for vector in left])
 
@@ -224,8 +225,10 @@ def _root(optimizer: Base, space: sp.Space, gradients: list[sp.Vector], nu: sp.T
         except (ValueError, TypeError) as error:
             raise ValueError(f"nu must be a tree of arrays like params: {error}") from error
         shapes = tuple(leaf.shape for leaf in leaves)
-        if shapes != space.shapes or any(bool(jnp.any(leaf < 0)) for leaf in leaves):
-            raise ValueError(f"nu must hold numbers ≥ 0 in the shapes of params, {space.shapes}, got shapes {shapes}")
+        if shapes != space.shapes or not all(bool(jnp.all((leaf >= 0) & jnp.isfinite(leaf))) for leaf in leaves):
+            raise ValueError(
+                f"nu must hold finite numbers ≥ 0 in the shapes of params, {space.shapes}, got shapes {shapes}"
+            )
     return [optimizer.inverse_root(leaf) for leaf in leaves]
 
 

@@ -122,13 +122,16 @@ def diagnose(
     used = found.basis[torch.as_tensor(kept, device=space.device)]
     used = used * torch.as_tensor(accepted, device=space.device)[:, None]
 
-    gradients = [_gradient(loss, space, model) for loss in losses]
-    inside, outside = _products(gradients, used)
+    gradients = _gradients(losses, space, model)
+    remains = [_project(used, g) for g in gradients]
+    inside, outside = _products(gradients, remains, used)
     sharpness = sharpness_left = None
     if optimizer.adaptive:
         root = optimizer.inverse_root(_second_moments(space, gradients, nu, names))
+        # Adam inside FOSI sees only what FOSI leaves: its second moments are of that.
+        after = root if nu is not None else optimizer.inverse_root(_second_moments(space, remains, None, names))
         one = replace(options, k=1, ell=0, num_matvecs=m)
-        seen = [functools.partial(_between, root, basis) for basis in (None, used)]
+        seen = [functools.partial(_between, root, None), functools.partial(_between, after, used)]
         tops = [estimate(over, space, one, i, model=model, around=f).extremes[0] for i, f in enumerate(seen, 1)]
         sharpness, sharpness_left = float(tops[0]), float(tops[1])
     return Diagnosis.of(
@@ -149,8 +152,7 @@ def diagnose(
             outside=outside,
             seconds=_seconds(losses[0], space, options, model, optimizer, gradients[0], used) if timed else None,
         ),
-        overhead=overhead,
-        max_lr_scale=max_lr_scale,
+        options,
     )
 
 
@@ -176,17 +178,24 @@ def _over(losses: list[Closure], count: int | None) -> list[Closure]:
     return list({id(loss): loss for loss in losses[:count]}.values())
 
 
-def _gradient(loss: Closure, space: sp.Space, model: nn.Module | None) -> Tensor:
-    buffer = space.buffer()
+def _gradients(losses: list[Closure], space: sp.Space, model: nn.Module | None) -> list[Tensor]:
+    """A gradient for each; what was given twice has the same one. In one isolation: each draws its own dropout."""
+    known: dict[int, Tensor] = {}
     with Isolation(space.params, model) as isolation:
-        trained = [
-            (view, leaf) for view, leaf in zip(buffer.views, isolation.leaves, strict=True) if leaf.requires_grad
-        ]
-        found = torch.autograd.grad(evaluate(loss), [leaf for _, leaf in trained], allow_unused=True)
-        with torch.no_grad():
-            for (view, _), gradient in zip(trained, found, strict=True):
-                if gradient is not None:
-                    view.copy_(gradient)
+        for loss in losses:
+            if id(loss) not in known:
+                known[id(loss)] = _gradient(loss, space, isolation.leaves)
+    return [known[id(loss)] for loss in losses]
+
+
+def _gradient(loss: Closure, space: sp.Space, leaves: Sequence[Tensor]) -> Tensor:
+    buffer = space.buffer()
+    trained = [(view, leaf) for view, leaf in zip(buffer.views, leaves, strict=True) if leaf.requires_grad]
+    found = torch.autograd.grad(evaluate(loss), [leaf for _, leaf in trained], allow_unused=True)
+    with torch.no_grad():
+        for (view, _), gradient in zip(trained, found, strict=True):
+            if gradient is not None:
+                view.copy_(gradient)
     return buffer.vector
 
 
@@ -195,10 +204,10 @@ def _project(basis: Tensor, vector: Tensor) -> Tensor:
     return vector - sp.combine(basis.t(), sp.products(basis, vector))
 
 
-def _products(gradients: list[Tensor], used: Tensor) -> tuple[NDArray[Any], NDArray[Any]]:
+def _products(gradients: list[Tensor], remains: list[Tensor], used: Tensor) -> tuple[NDArray[Any], NDArray[Any]]:
     """The gradients along the eigenvectors, and the inner products of what is left of them, on the host."""
     inside = torch.stack([sp.products(used, g) for g in gradients])
-    left = torch.stack([_project(used, g) for g in gradients])
+    left = torch.stack(remains)
     outside = torch.stack([sp.products(left, row) for row in left])
     return inside.double().cpu().numpy(), outside.double().cpu().numpy()
 
@@ -210,10 +219,12 @@ def _second_moments(space: sp.Space, gradients: list[Tensor], nu: Any, names: li
         if names is None or set(nu) != set(names):
             raise ValueError(f"nu must have the names of params, {names}, got {list(nu)}")
         nu = [nu[name] for name in names]
-    tensors = list(nu)
+    tensors = list(nu) if isinstance(nu, Iterable) else [nu]
+    if not all(isinstance(x, Tensor) for x in tensors):
+        raise TypeError(f"nu must be tensors, one for each parameter, or None, got {nu!r:.80}")
     shapes, wanted = [tuple(x.shape) for x in tensors], [tuple(p.shape) for p in space.params]
-    if shapes != wanted or any(bool((x < 0).any()) for x in tensors):
-        raise ValueError(f"nu must hold numbers ≥ 0 in the shapes of params, {wanted}, got shapes {shapes}")
+    if shapes != wanted or not all(bool(((x >= 0) & x.isfinite()).all()) for x in tensors):
+        raise ValueError(f"nu must hold finite numbers ≥ 0 in the shapes of params, {wanted}, got shapes {shapes}")
     buffer = space.buffer()
     for view, x in zip(buffer.views, tensors, strict=True):
         view.copy_(x)
@@ -244,8 +255,21 @@ def _seconds(
 ) -> Seconds:
     """Times of warm functions, the least of some calls."""
     passes = 2 if optimizer.adaptive else 1  # V is read four times a step, or twice where the base is linear
+    trained = [p for p in space.params if p.requires_grad]
+    kept = [] if model is None else [(buffer, buffer.clone()) for buffer in model.buffers()]
+
+    def gradient_alone() -> None:
+        # As in training: a refresh switches off mixed precision and fused kernels, which products cannot have.
+        with torch.enable_grad():
+            torch.autograd.grad(loss(), trained, allow_unused=True)
+
+    devices = [space.device] if space.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        alone = _least(gradient_alone, 5, space.device)
+    for buffer, before in kept:
+        buffer.data.copy_(before)
     return Seconds(
-        gradient=_least(lambda: _gradient(loss, space, model), 5, space.device),
+        gradient=alone,
         refresh=_least(lambda: estimate(loss, space, options, 0, model=model), 1, space.device),
         projections=passes * _least(lambda: _project(used, gradient), 5, space.device),
     )

@@ -64,7 +64,12 @@ class Probe:
         return found
 
     def second_moments(self) -> Any:
-        """Adam's, bias-corrected; None for a base without, and before the first step."""
+        """Adam's, bias-corrected; None for a base without, before the first step, and inside FOSI.
+
+        There they are of what FOSI leaves to Adam, not of the gradients that Adam alone would see.
+        """
+        if self.plan.optimizer.startswith("fosi-"):
+            return None
         leaves = jax.tree.leaves(self.run.opt_state, is_leaf=_is_adam)
         adam = next((leaf for leaf in leaves if _is_adam(leaf)), None)
         if adam is None or int(adam.count) == 0:
