@@ -103,9 +103,9 @@ def test_deepxde_pinn(monkeypatch):
         script["SETTINGS"].update(k=5, num_matvecs=20, warmup=10, refresh_every=15)
         monkeypatch.setitem(script["dde"].optimizers.LBFGS_options, "iter_per_step", 20)
         results = script["main"](iterations=30, polish=20)
+        script["dde"].optimizers.set_LBFGS_options()
     finally:
         torch.set_default_device(None)
-        script["dde"].optimizers.set_LBFGS_options()
     # So few steps show that it runs and refreshes, not what it gains.
     assert len(results) == 7
     assert all(loss < 1e5 and error < 10 for loss, error, _ in results.values())
