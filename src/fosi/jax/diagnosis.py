@@ -13,6 +13,7 @@ import numpy as np
 from jax.tree_util import Partial
 from numpy.typing import NDArray
 
+from fosi.batches import checked, distinct
 from fosi.diagnosis import Base, BaseName, Diagnosis, Measured, Seconds
 from fosi.jax import space as sp
 from fosi.jax.curvature import Batches, Curvature, Leaves, Loss, Operator
@@ -108,7 +109,7 @@ def diagnose(
       100 of 380, 1 left to the base
     """
     optimizer = Base(base, learning_rate, momentum, adam_eps)
-    drawn = _checked(batches)
+    drawn = checked(batches)
     space = sp.span(params, mask)
     options = Options(
         k=k,
@@ -165,17 +166,9 @@ def diagnose(
     )
 
 
-def _checked(batches: Any) -> list[Any]:
-    if not isinstance(batches, Sequence) or isinstance(batches, (str, tuple)) or not batches:
-        raise TypeError(f"batches must be a list of at least one batch, got {type(batches).__name__}: {batches!r:.80}")
-    return list(batches)
-
-
 def _over(drawn: list[Any], count: int | None) -> Any:
-    """What the curvature is taken on; what was given twice, once."""
-    if count is not None and not (isinstance(count, int) and 1 <= count <= len(drawn)):
-        raise ValueError(f"curvature_batches must be from 1 to the {len(drawn)} batches or None, got {count!r}")
-    chosen = list({id(batch): batch for batch in drawn[:count]}.values())
+    """What the curvature is taken on."""
+    chosen = distinct(drawn, count)
     return chosen[0] if len(chosen) == 1 else Batches(chosen)
 
 

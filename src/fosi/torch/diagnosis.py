@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fosi.batches import checked, distinct
 from fosi.diagnosis import Base, BaseName, Diagnosis, Measured, Seconds
 from fosi.options import Accept, Options, Precision
 from fosi.torch import lanczos
@@ -112,7 +113,7 @@ def diagnose(
         seed=seed,
     )
     m = options.schedule(space.dimension).num_matvecs
-    over = _over(losses, curvature_batches)
+    over = distinct(losses, curvature_batches)
     # One pair more than FOSI uses: the largest of what it leaves.
     more = m > k + ell
     found = estimate(over, space, replace(options, k=k + more, num_matvecs=m), 0, model=model)
@@ -165,17 +166,9 @@ def _losses(closure: Any, batches: Any) -> list[Closure]:
         )
     if not callable(closure):
         raise TypeError(f"closure must be callable as closure(batch) where batches are given, got {closure!r}")
-    if not isinstance(batches, Sequence) or isinstance(batches, (str, tuple)) or not batches:
-        raise TypeError(f"batches must be a list of at least one batch, got {type(batches).__name__}: {batches!r:.80}")
-    known = {id(batch): functools.partial(closure, batch) for batch in batches}
-    return [known[id(batch)] for batch in batches]
-
-
-def _over(losses: list[Closure], count: int | None) -> list[Closure]:
-    """What the curvature is taken of; what was given twice, once."""
-    if count is not None and not (isinstance(count, int) and 1 <= count <= len(losses)):
-        raise ValueError(f"curvature_batches must be from 1 to the {len(losses)} batches or None, got {count!r}")
-    return list({id(loss): loss for loss in losses[:count]}.values())
+    drawn = checked(batches)
+    known = {id(batch): functools.partial(closure, batch) for batch in drawn}
+    return [known[id(batch)] for batch in drawn]
 
 
 def _gradients(losses: list[Closure], space: sp.Space, model: nn.Module | None) -> list[Tensor]:
