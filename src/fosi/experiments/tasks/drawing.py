@@ -49,24 +49,6 @@ def learning_curves(task: Task, runs: Mapping[str, Seeds], control: str = "") ->
     return made
 
 
-def second_order(task: Task, runs: Mapping[str, Seeds]) -> Figure:
-    """Training loss and validation metric over seconds, one run each."""
-    made, axes = figures.figure(1, 2, width=10, height=3.8)
-    for label, seeds in runs.items():
-        look = figures.look(label.partition(",")[0]) | {"label": label}
-        for column, name in enumerate(("train_loss", "metric")):
-            points = seeds[0].points
-            axes[column].plot([p.seconds for p in points], [getattr(p, name) for p in points], **look)
-    _limits(axes[0], [p.train_loss for seeds in runs.values() for p in seeds[0].points])
-    _limits(axes[1], [p.metric for seeds in runs.values() for p in seeds[0].points], task.sign > 0)
-    for axis, name in zip(axes, ("training loss", f"validation {task.metric}"), strict=True):
-        axis.set_xlabel("seconds")
-        axis.set_ylabel(name)
-    figures.legend(made, axes[0], columns=4)
-    made.suptitle(task.title)
-    return made
-
-
 def standings(task: Task, shown: Sequence[Entry]) -> Figure:
     """Loss and metric over seconds, both logarithmic, an optimizer each at its best setting: the median over seeds."""
     made, axes = figures.figure(1, 2, width=10, height=4.2, sharex=True)

@@ -67,13 +67,12 @@ def draw(group: Group, curves: Mapping[str, Curve], folder: Path) -> Iterable[Pa
     if any(point.eigenvalues for curve in ours.values() for point in curve.points):
         written += figures.save(drawing.spectra(task, ours), folder / "spectra")
     tuned = {name: line for name in PEERS if (line := markdown.best_of(group, name)) is not None}
-    tuned = {name: line for name, line in tuned.items() if line["seconds"] is not None}  # it is drawn over seconds
     if tuned:
         beside: dict[str, list[Curve]] = {
             name: runs[name] for name in ("heavy-ball", "fosi-heavy-ball") if name in runs
         }
         beside |= {name: [curves[line["curve"]]] for name, line in tuned.items()}
-        written += figures.save(drawing.second_order(task, beside), folder / "second-order")
+        written += figures.save(drawing.learning_curves(task, beside), folder / "second-order")
     return written
 
 
@@ -128,6 +127,8 @@ def text(groups: Groups, where: Path, known: int) -> str:
         parts += [
             "## K-FAC and L-BFGS" if peers <= {"kfac", "lbfgs"} else "## Other optimizers",
             markdown.second_order(groups),
+            "In the figures K-FAC and L-BFGS have one run each. A run whose seconds are not known is drawn over epochs "
+            "alone; what is far above the others is in the table only.",
             *(f"![{task}]({task}/second-order.png)" for task in shown),
         ]
     spectra = [task for task in groups if (where / task / "spectra.png").exists()]
