@@ -41,15 +41,16 @@ def three(optimizer, *times, **more):
 def test_ratio_is_of_the_same_seed_and_a_miss_counts_two():
     group = Group("lr", three("adam", 10.0, 20.0, 40.0) + three("fosi-adam", 8.0, 10.0, None))
     # 0.8, 0.5 and a miss.
-    assert group.ratio(group.pick("fosi-adam"), "adam") == (0.8, 1, 3)
+    assert group.ratio(group.pick("fosi-adam"), "adam") == (0.8, 1, 3, 0.5, math.inf)
+    assert markdown.ratio(group.ratio(group.pick("fosi-adam"), "adam")) == "0.80 (0.50, 1 of 3 never)"
     group = Group("lr", three("adam", 10.0, 20.0, 40.0) + three("fosi-adam", 8.0, None, None))
-    assert group.ratio(group.pick("fosi-adam"), "adam") == (2.0, 2, 3)
+    assert group.ratio(group.pick("fosi-adam"), "adam") == (2.0, 2, 3, 0.8, math.inf)
     assert group.median(group.pick("fosi-adam"), "seconds_to_target") is None
-    assert markdown.ratio(group.ratio(group.pick("fosi-adam"), "adam")) == "2.00 (2 of 3 never)"
+    assert markdown.ratio(group.ratio(group.pick("fosi-adam"), "adam")) == "2.00 (0.80, 2 of 3 never)"
     assert group.ratio(group.pick("fosi-heavy-ball"), "heavy-ball") is None
     # Seeds that the base has not are no ratio.
     group = Group("lr", [line("adam", 1, 10.0), line("fosi-adam", 0, 1.0), line("fosi-adam", 1, 5.0)])
-    assert group.ratio(group.pick("fosi-adam"), "adam") == (0.5, 0, 1)
+    assert group.ratio(group.pick("fosi-adam"), "adam") == (0.5, 0, 1, 0.5, 0.5)
 
 
 def test_settings_other_than_the_papers_are_kept_apart():
@@ -128,7 +129,7 @@ def test_what_is_not_as_in_the_paper_is_said():
 def test_what_is_unknown_is_neither_a_miss_nor_a_ratio():
     unknown = [line("fosi-adam", 0, None, steps_to_target=10), line("fosi-adam", 1, 10.0)]
     group = Group("lr", three("adam", 10.0, 20.0) + unknown)
-    assert group.ratio(group.pick("fosi-adam"), "adam") == (0.5, 0, 1)
+    assert group.ratio(group.pick("fosi-adam"), "adam") == (0.5, 0, 1, 0.5, 0.5)
     assert markdown.seconds(None, {0: unknown[0]}, "seconds_to_target") == "-"
     assert markdown.seconds(None, {0: line("fosi-adam", 0, None)}, "seconds_to_target") == "never"
     assert markdown.seconds(None, {0: line("fosi-adam", 0, None, target_val=None)}, "seconds_to_target") == "-"
@@ -140,14 +141,15 @@ def test_other_settings_and_other_batches():
     lines = three("adam", 10.0, 10.0) + three("fosi-adam", 8.0, 8.0) + three("fosi-adam", 5.0, curvature="current")
     lines += three("fosi-adam", 4.0, options={"alpha": 0.1}) + three("fosi-adam", 2.0, rate_factor=3.0)
     lines += three("fosi-adam", 1.0, options={"alpha": 0.1}, curvature="average")
+    lines += three("adam", 7.0, 9.0, rate_factor=3.0)  # the control: of the one seed that the others have
     groups = {"lr": Group("lr", lines)}
     text = markdown.curvature(groups)
     assert "| LR | Adam | fixed | 0.80 | 90.0% | 400 | 1 |" in text  # of the one seed that both have
     assert "| LR | Adam | current | 0.50 | 90.0% | 400 | 1 |" in text
     text = markdown.ablations(groups)
-    assert "| LR | fosi-adam | alpha 0.1 | 0.40 | 0.40 | 90.0% | 1 |" in text
-    assert "| LR | fosi-adam | 3× rate | 0.20 | 0.20 | 90.0% | 1 |" in text
-    assert "| LR | fosi-adam | alpha 0.1, estimates on average | 0.10 | 0.10 | 90.0% | 1 |" in text
+    assert "| LR | fosi-adam | alpha 0.1 | 0.40 | 0.40 | 0.70 | 0.70 | 90.0% | 1 |" in text
+    assert "| LR | fosi-adam | 3× rate | 0.20 | 0.20 | 0.70 | 0.70 | 90.0% | 1 |" in text
+    assert "| LR | fosi-adam | alpha 0.1, estimates on average | 0.10 | 0.10 | 0.70 | 0.70 | 90.0% | 1 |" in text
     assert len(text.splitlines()) == 5
 
 

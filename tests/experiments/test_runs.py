@@ -298,6 +298,12 @@ def test_target_is_of_the_same_batch_size_and_neither_is_the_papers():
     assert [line["target_val"] for line in lines] == [0.5, 0.4, 0.4, None]
     assert [line["batch_size"] for line in lines] == [None, 8, 8, 16]
     assert [line["protocol"] for line in lines] == ["paper", "own", "own", "own"]
+    changed = [
+        of("adam", 0.5, rate_factor=3.0),
+        of("fosi-adam", 0.5, options={"k": 3}),
+        of("kfac", 0.5, rate_factor=2.0),
+    ]
+    assert [line["protocol"] for line in summary.summarise(changed)] == ["control", "ablation", "paper"]
     # What a step takes depends on the batch.
     own.environment["shared"] = True
     assert math.isnan(summary.retimed([own, base])[0].points[-1].seconds)

@@ -19,13 +19,14 @@ Seeds = Sequence[Curve]
 """Runs that differ in nothing but their seed."""
 
 
-def learning_curves(task: Task, runs: Mapping[str, Seeds], control: str = "") -> Figure:
+def learning_curves(task: Task, runs: Mapping[str, Seeds], control: str = "", whole: bool = False) -> Figure:
     """Training loss and validation metric over epochs and, where they are known, over seconds.
 
     Args:
       task: whose.
       runs: by label, an optimizer's name; what comes after a comma says how it was run otherwise.
       control: labels that end with this are drawn thin and dotted.
+      whole: whether every run must be seen at its best, however far that is from the others'.
     """
     timed = any(math.isfinite(curve.points[-1].seconds) for seeds in runs.values() for curve in seeds)
     columns = 2 if timed else 1
@@ -41,9 +42,9 @@ def learning_curves(task: Task, runs: Mapping[str, Seeds], control: str = "") ->
             for column, x in enumerate((rounds, seconds)[:columns]):
                 axes[row, column].plot(x, middle, **look)
                 axes[row, column].fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
-    # What the control does matters where the others are: at three times its rate a base may diverge.
+    # What the control does matters where it is as good as the others: at three times its rate a base may diverge.
     shown = {label: seeds for label, seeds in runs.items() if not (control and label.endswith(control))}
-    _axes(task, axes, shown or runs)
+    _axes(task, axes, runs, shown or runs, whole)
     figures.legend(made, axes[0, 0], columns=3 if timed else 2)
     made.suptitle(task.title)
     return made
@@ -106,7 +107,7 @@ def solutions(task: Task, found: Mapping[str, Mapping[str, Any]]) -> Figure:
 
 
 def spectra(task: Task, runs: Mapping[str, Curve]) -> Figure:
-    """The eigenvalues in use, and the factor on the base's rate, as training goes on."""
+    """The eigenvalues in use as training goes on, of one run each."""
     made, axes = figures.figure(1, len(runs), width=5 * len(runs), height=3.8, squeeze=False)
     for axis, (label, curve) in zip(axes[0], runs.items(), strict=True):
         points = [p for p in curve.points if p.eigenvalues]
@@ -137,10 +138,17 @@ def _band(curves: Iterable[Sequence[float]]) -> Any:
         return np.median(table, axis=0), np.min(table, axis=0), np.max(table, axis=0)
 
 
-def _axes(task: Task, axes: Any, runs: Mapping[str, Seeds]) -> None:
-    points = [p for seeds in runs.values() for curve in seeds for p in curve.points]
-    _limits(axes[0, 0], [p.train_loss for p in points])
-    _limits(axes[1, 0], [p.metric for p in points], task.sign > 0)
+def _axes(task: Task, axes: Any, runs: Mapping[str, Seeds], shown: Mapping[str, Seeds], whole: bool) -> None:
+    def values(some: Iterable[Seeds], name: str) -> list[float]:
+        return [x for seeds in some for curve in seeds for p in curve.points if math.isfinite(x := getattr(p, name))]
+
+    for axis, name, sign in ((axes[0, 0], "train_loss", -1), (axes[1, 0], "metric", task.sign)):
+        typical, every = values(shown.values(), name), values(runs.values(), name)
+        bests = [max(known, key=lambda x: sign * x) for seeds in runs.values() if (known := values([seeds], name))]
+        if typical:
+            _limits(axis, typical, max(every, key=lambda x: sign * x), bests if whole else [], sign > 0)
+            if whole and sign < 0 and max(bests) > 2 * min(bests) > 0:
+                axis.set_yscale("log")
     axes[0, 0].set_ylabel("training loss")
     axes[1, 0].set_ylabel(f"validation {task.metric}")
     steps = task.extra.get("steps_a_round")
@@ -149,10 +157,9 @@ def _axes(task: Task, axes: Any, runs: Mapping[str, Seeds]) -> None:
         axes[1, 1].set_xlabel("seconds on the clock")
 
 
-def _limits(axis: Axes, values: Iterable[float], rising: bool = False) -> None:
-    """Shows where curves differ: the steep beginning, and what diverged, may leave the picture."""
-    known = np.array([value for value in values if math.isfinite(value)])
-    if known.size:
-        low, high = np.quantile(known, (0.1, 1.0) if rising else (0.0, 0.9))
-        space = 0.05 * (high - low) or 1.0
-        axis.set_ylim(low - space, high + space)
+def _limits(axis: Axes, typical: Sequence[float], best: float, bests: Sequence[float], rising: bool) -> None:
+    """Shows where curves differ: the steep beginning, and what diverged, may leave the picture; the best may not."""
+    worst = float(np.quantile(typical, 0.1 if rising else 0.9))
+    low, high = min(worst, best, *bests), max(worst, best, *bests)
+    space = 0.05 * (high - low) or 1.0
+    axis.set_ylim(low - space, high + space)

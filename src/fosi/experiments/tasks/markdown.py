@@ -203,8 +203,9 @@ def curvature(groups: Groups) -> str:
 
 
 def ablations(groups: Groups) -> str:
-    """FOSI with other settings than the paper's."""
-    headings = ["task", "optimizer", "settings", "ratio, seconds to target", "ratio, steps", "best validation", "seeds"]
+    """FOSI with other settings than the paper's, beside the control of the same seeds."""
+    headings = ["task", "optimizer", "settings", "ratio, seconds to target", "ratio, steps"]
+    headings += [f"base at {CONTROL:g}× rate, seconds", "steps", "best validation", "seeds"]
     rows = []
     for task, group in groups.items():
         seen: list[tuple[str, float, str, dict[str, object]]] = []
@@ -220,6 +221,8 @@ def ablations(groups: Groups) -> str:
             settings += [f"estimates on {line['curvature']}"] if line["curvature"] != "fixed" else []
             row = [task.upper(), line["optimizer"], ", ".join(settings), ratio(group.ratio(picked, line["base"]))]
             row += [ratio(group.ratio(picked, line["base"], "steps_to_target"))]
+            control = {s: x for s, x in group.pick(line["base"], CONTROL).items() if s in picked}
+            row += [ratio(group.ratio(control, line["base"], x)) for x in ("seconds_to_target", "steps_to_target")]
             rows.append([*row, metric(task, group.median(picked, "best_val")), str(len(picked))])
     return table(headings, rows) if rows else ""
 
@@ -232,13 +235,13 @@ def means(found: Sequence[float]) -> tuple[str, str]:
 
 
 def ratio(found: Ratio | None) -> str:
-    """A ratio, and how many seeds missed."""
+    """A ratio, its least and largest over the seeds, and how many missed."""
     if found is None:
         return "-"
     if found.misses == found.seeds:
         return NEVER
-    missed = f" ({found.misses} of {found.seeds} never)" if found.misses else ""
-    return f"{found.median:.2f}{missed}"
+    missed = f", {found.misses} of {found.seeds} never" if found.misses else f" to {found.largest:.2f}"
+    return f"{found.median:.2f}" + (f" ({found.least:.2f}{missed})" if found.seeds > 1 else "")
 
 
 def metric(task: str, value: float | None) -> str:

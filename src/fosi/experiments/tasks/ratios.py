@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,14 +35,27 @@ class Ratio(NamedTuple):
     """Of a run to its base, the same seed against the same seed.
 
     Attributes:
-      median: over the seeds, a miss counting ``MISS``.
+      median: over the seeds, with misses in it.
       misses: how many seeds never reached the target.
       seeds: how many there are.
+      least: of those that reached it; infinite where none did.
+      largest: of all, infinite with a miss.
     """
 
     median: float
     misses: int
     seeds: int
+    least: float
+    largest: float
+
+    @classmethod
+    def of(cls, reached: Sequence[float], misses: int, miss: float) -> Ratio | None:
+        """Of the seeds that reached the target, and how many did not, which count ``miss`` in the median."""
+        every = [*reached, *[miss] * misses]
+        if not every:
+            return None
+        largest = math.inf if misses else max(reached)
+        return cls(statistics.median(every), misses, len(every), min(reached, default=math.inf), largest)
 
 
 class Overhead(NamedTuple):
@@ -107,10 +121,9 @@ class Group:
                 continue
             if missed(line, name):
                 misses += 1
-                ratios.append(MISS)
             elif line[name] is not None:  # else reached, at a time that is not known
                 ratios.append(line[name] / against[seed][name])
-        return Ratio(statistics.median(ratios), misses, len(ratios)) if ratios else None
+        return Ratio.of(ratios, misses, MISS)
 
     def best_against_best(self, name: str = "seconds_to_target") -> float | None:
         """The sooner of the FOSI runs over the sooner of the bases, each to its own target, as the paper has it.

@@ -72,7 +72,7 @@ def draw(group: Group, curves: Mapping[str, Curve], folder: Path) -> Iterable[Pa
             name: runs[name] for name in ("heavy-ball", "fosi-heavy-ball") if name in runs
         }
         beside |= {name: [curves[line["curve"]]] for name, line in tuned.items()}
-        written += figures.save(drawing.learning_curves(task, beside), folder / "second-order")
+        written += figures.save(drawing.learning_curves(task, beside, whole=True), folder / "second-order")
     return written
 
 
@@ -128,7 +128,7 @@ def text(groups: Groups, where: Path, known: int) -> str:
             "## K-FAC and L-BFGS" if peers <= {"kfac", "lbfgs"} else "## Other optimizers",
             markdown.second_order(groups),
             "In the figures K-FAC and L-BFGS have one run each. A run whose seconds are not known is drawn over epochs "
-            "alone; what is far above the others is in the table only.",
+            "alone.",
             *(f"![{task}]({task}/second-order.png)" for task in shown),
         ]
     spectra = [task for task in groups if (where / task / "spectra.png").exists()]

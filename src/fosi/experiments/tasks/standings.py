@@ -91,11 +91,9 @@ class Entry:
                 continue
             ours = reached(curve, theirs.train_loss)
             misses += ours is None
-            if ours is None:
-                found.append(math.inf)
-            elif math.isfinite(ours.seconds):
+            if ours is not None and math.isfinite(ours.seconds):
                 found.append(ours.seconds / theirs.seconds)
-        return Ratio(statistics.median(found), misses, len(found)) if found else None
+        return Ratio.of(found, misses, math.inf)
 
 
 class Kind(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any
 
 from fosi.experiments import records
 from fosi.experiments.tasks import runs, settings
+from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.runs import Curve
 from fosi.experiments.tasks.training import Point
 
@@ -130,7 +131,7 @@ def summary(curve: Curve, reference: Curve | None) -> dict[str, Any]:
         gradients = steps + reached.refresh_seconds / gradient
     line = {
         "task": plan.task,
-        "protocol": "paper" if plan.of.fosi is None and plan.batch_size is None else "own",
+        "protocol": _protocol(plan),
         "backend": plan.backend,
         "optimizer": plan.optimizer,
         "base": plan.base,
@@ -171,6 +172,16 @@ def summary(curve: Curve, reference: Curve | None) -> dict[str, Any]:
         "versions": {name: curve.environment[name] for name in VERSIONS if name in curve.environment},
     }
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in line.items()}
+
+
+def _protocol(plan: Plan) -> str:
+    """``"paper"`` with the paper's settings, whose peers are tuned; ``"own"`` where the paper has none."""
+    if plan.of.fosi is not None or plan.batch_size is not None:
+        return "own"
+    as_tuned = plan.optimizer in settings.PEERS
+    if as_tuned or (plan.rate_factor == 1 and plan.curvature == "fixed" and not plan.options):
+        return "paper"
+    return "ablation" if plan.optimizer.startswith("fosi-") else "control"
 
 
 def _stepping(point: Point) -> float:
