@@ -56,16 +56,16 @@ def test_a_ratio_is_of_the_same_seed_to_the_lowest_loss_of_the_peer(tmp_path):
     ]
     entries = standings.entries(curves)
     ours, peer = find(entries, "fosi-adam"), find(entries, "adam")
-    assert ours.ratio(peer) == (0.5, 1, 3)
+    assert ours.ratio(peer) == (0.5, 1, 3, 1 / 3, math.inf)
     # To arrive late is better than never.
     late = [
         run(tmp_path, "fosi-heavy-ball", [3.0] * 4, 0),
         run(tmp_path, "fosi-heavy-ball", [3.0, 3.0, 3.0, 1.0], 1, 9.0),
     ]
     late = find(standings.entries(late), "fosi-heavy-ball")
-    assert late.ratio(peer) == (math.inf, 1, 2) and suite_report.ratio(late, peer) == "never (1 of 2)"
-    assert standings.Entry("x", "", {1: late.runs[1]}).ratio(peer) == (12.0, 0, 1)
-    assert peer.ratio(peer) == (1.0, 0, 3)
+    assert late.ratio(peer) == (math.inf, 1, 2, 12.0, math.inf) and suite_report.ratio(late, peer) == "never (1 of 2)"
+    assert standings.Entry("x", "", {1: late.runs[1]}).ratio(peer) == (12.0, 0, 1, 12.0, 12.0)
+    assert peer.ratio(peer) == (1.0, 0, 3, 1.0, 1.0)
     # What is not timed is neither reached at a time nor missed.
     untimed = run(tmp_path, "fosi-heavy-ball", [0.5, 0.5, 0.5, 0.5])
     untimed = standings.Entry("x", "", {0: Curve(**{**vars(untimed), "points": _without_seconds(untimed)})})
