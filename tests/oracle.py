@@ -78,6 +78,14 @@ class Adam:
         return -eta * m_hat / (np.sqrt(v_hat) + self.eps)
 
 
+def bfgs(H, pairs):
+    """The inverse Hessian that BFGS's textbook recursion makes of a first guess and pairs (s, y), the oldest first."""
+    for s, y in pairs:
+        rho, identity = 1 / (s @ y), np.eye(len(s))
+        H = (identity - rho * np.outer(s, y)) @ H @ (identity - rho * np.outer(y, s)) + rho * np.outer(s, s)
+    return H
+
+
 def at(value, step):
     return value(step) if callable(value) else value
 

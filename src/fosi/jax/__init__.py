@@ -3,7 +3,7 @@
 from fosi.diagnosis import Diagnosis
 from fosi.jax.curvature import Batches, ModelLoss, gauss_newton
 from fosi.jax.diagnosis import diagnose
-from fosi.jax.optimizers import STATIC_ARGS, fosi, fosi_adam, fosi_adamw, fosi_sgd
+from fosi.jax.optimizers import STATIC_ARGS, fosi, fosi_adam, fosi_adamw, fosi_lbfgs, fosi_sgd
 from fosi.jax.own_params import OwnParamsState, without_params
 from fosi.jax.spectrum import Spectrum, estimate_spectrum
 from fosi.jax.transform import Fosi, FosiState, JaxOptions
@@ -23,6 +23,7 @@ __all__ = [
     "fosi",
     "fosi_adam",
     "fosi_adamw",
+    "fosi_lbfgs",
     "fosi_sgd",
     "gauss_newton",
     "without_params",

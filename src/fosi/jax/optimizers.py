@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from fosi.jax import space as sp
+from fosi.jax.quasi_newton import LbfgsStep
 from fosi.jax.steps import Decay, LinearStep, ProjectedStep, decoupled_decay
 from fosi.jax.transform import Fosi, JaxOptions, build
 from fosi.momentum import Ema
@@ -193,6 +194,62 @@ def fosi_adamw(
     """
     decay = decoupled_decay(learning_rate, weight_decay, weight_decay_mask)
     return _adam(learning_rate, loss_fn, b1, b2, adam_eps, decay, options)
+
+
+@takes(JaxOptions)
+def fosi_lbfgs(
+    loss_fn: LossFn | None = None,
+    *,
+    memory_size: int = 100,
+    alpha: float | Callable[[Any], Any] = 1.0,
+    linesearch: optax.GradientTransformation | None = None,
+    **options: Any,
+) -> Fosi:
+    """FOSI around L-BFGS, for losses without noise: physics-informed networks, full batches.
+
+    L-BFGS's first guess of the inverse Hessian is FOSI's metric, V diag(α/|λ|) Vᵀ + γ(I − V Vᵀ), and its pairs correct
+    it; a line search goes along the whole step. Called as ``optax.lbfgs`` is; where the loss is the same in every step
+    ``optax.value_and_grad_from_state`` saves a gradient a step.
+
+    Args:
+      loss_fn: loss_fn(params, batch) -> scalar; None where estimates are made of ``value_fn``, as with ``update`` they
+        always are.
+      memory_size: how many pairs are kept.
+      alpha: α, 1 for Newton's own step inside the subspace.
+      linesearch: an optax line search; None for that of ``optax.lbfgs``.
+      **options: FOSI's settings, see ``fosi.jax.JaxOptions``; there is no ``mask``, and no ``lr_rule``.
+
+    Returns:
+      As ``fosi.jax.fosi``; ``update`` also takes ``value=``, ``grad=`` and ``value_fn=``.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from fosi.jax import fosi_lbfgs
+      >>> def loss(w):
+      ...     return jnp.sum(jnp.array([1e4, 1e2, 1.0]) * (w - 1) ** 2)
+      >>> opt = fosi_lbfgs(k=2, warmup=0)
+      >>> w = jnp.zeros(3)
+      >>> state = opt.init(w)
+      >>> value_and_grad = optax.value_and_grad_from_state(loss)
+      >>> for _ in range(3):
+      ...     value, grad = value_and_grad(w, state=state)
+      ...     updates, state = opt.update(grad, state, w, value=value, grad=grad, value_fn=loss)
+      ...     w = optax.apply_updates(w, updates)
+      >>> print(f"{loss(w):.4f}")
+      0.0000
+    """
+    if not isinstance(memory_size, numbers.Integral) or memory_size < 1:
+        raise ValueError(f"memory_size must be an integer ≥ 1, got {memory_size!r}")
+    settings = settle(JaxOptions, {"alpha": alpha, **options})
+    for name in ("mask", "lr_rule", "momentum"):
+        if getattr(settings, name) not in (None, "auto"):
+            raise ValueError(f"{name} has no meaning for fosi_lbfgs, got {getattr(settings, name)!r}; leave it out")
+    search = _zoom() if linesearch is None else linesearch
+    return build(LbfgsStep(int(memory_size), optax.with_extra_args_support(search)), loss_fn, settings)
+
+
+def _zoom() -> optax.GradientTransformationExtraArgs:
+    return optax.scale_by_zoom_linesearch(max_linesearch_steps=20, initial_guess_strategy="one")
 
 
 def _adam(

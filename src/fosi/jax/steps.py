@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,13 @@ class Subspace(NamedTuple):
 
 
 class Step(Protocol):
-    """A base optimizer and the way FOSI puts its part and the Newton part together."""
+    """A base optimizer and the way FOSI puts its part and the Newton part together.
+
+    Attributes:
+      searches: whether it wants the loss as a function, ``value_fn``, among the extra arguments.
+    """
+
+    searches: ClassVar[bool]
 
     def init(self, space: sp.Space, params: sp.Tree) -> Any:
         """The base's state, less what the momentum holds."""
@@ -76,6 +82,7 @@ class LinearStep:
     learning_rate: Scalar | Callable[[Any], Scalar]
     decay: Scalar | None
     nesterov: bool = False
+    searches: ClassVar[bool] = False
 
     def init(self, space: sp.Space, params: sp.Tree) -> Any:
         """The momentum of the leaves outside the space."""
@@ -159,6 +166,7 @@ class ProjectedStep:
     base: optax.GradientTransformationExtraArgs
     momentum: Momentum
     decay: Decay | None = None
+    searches: ClassVar[bool] = False
 
     def init(self, space: sp.Space, params: sp.Tree) -> Any:
         """The base's state."""

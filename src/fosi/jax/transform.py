@@ -158,6 +158,8 @@ class _Core:
         alpha = alpha(state.count) if callable(alpha) else alpha
         # Nothing, not 1/eps, for the pairs not in use: an injected eps is 0 in float16, and ∞ times a zero row NaN.
         newton = jnp.where(state.accepted, alpha / jnp.maximum(jnp.abs(state.eigenvalues), self.options.eps), 0)
+        if self.step.searches:
+            extra_args = {**extra_args, "value_fn": value_fn}
         updates, base, momentum = self.step(
             space,
             Subspace(state.basis, newton.astype(space.dtype), state.lr_scale),

@@ -1,0 +1,193 @@
+"""FOSI around L-BFGS: FOSI's two-part metric is where L-BFGS starts from, and a line search goes along the whole step.
+
+L-BFGS makes an inverse Hessian out of a first guess H₀ and the last pairs of steps and of changes of the gradient. The
+usual guess is γI, and in a badly conditioned problem the pairs, few and soon old, have all to learn. Here
+H₀ = V diag(α/|λ|) Vᵀ + γ(I − V Vᵀ): FOSI's own step around gradient descent. The pairs then correct it for what has
+changed since the estimate, which FOSI's sum of two separate parts cannot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.scipy.linalg import solve_triangular
+
+from fosi.jax import space as sp
+from fosi.jax.steps import Subspace
+
+_LEAST_CURVATURE = 1e-3
+"""Of the curvature along a step, how much is at least taken to lie outside the subspace: γ stays above zero."""
+
+
+class Pairs(NamedTuple):
+    """The last steps s and the changes y of the gradient along them: the rows of a ring, scaled so that s · y = 1.
+
+    Attributes:
+      steps: s, a row each.
+      changes: y, a row each.
+      gram: s_i · y_j where j is not older than i; what else is there has no meaning.
+      used: which rows hold a pair.
+      next: the row that is written next.
+      scale: γ, by which what lies outside the subspace is multiplied.
+      place: the parameters at the last step.
+      gradient: the gradient there.
+    """
+
+    steps: sp.Basis
+    changes: sp.Basis
+    gram: jax.Array
+    used: jax.Array
+    next: jax.Array
+    scale: jax.Array
+    place: sp.Vector
+    gradient: sp.Vector
+
+    @classmethod
+    def none(cls, space: sp.Space, memory_size: int) -> Pairs:
+        """Before the first step."""
+        dtype = space.dtype
+        return cls(
+            steps=space.zeros(dtype, memory_size),
+            changes=space.zeros(dtype, memory_size),
+            gram=jnp.zeros((memory_size, memory_size), dtype),
+            used=jnp.zeros(memory_size, bool),
+            next=jnp.zeros((), jnp.int32),
+            scale=jnp.ones((), dtype),
+            place=space.zeros(dtype),
+            gradient=space.zeros(dtype),
+        )
+
+    def seen(self, basis: sp.Basis, place: sp.Vector, gradient: sp.Vector, first: jax.Array) -> Pairs:
+        """With the pair of the step that led here, if the curvature along it is positive.
+
+        Where nothing has moved the search found no lower loss: all pairs are forgotten, and the next step is H₀'s.
+
+        Args:
+          basis: V.
+          place: the parameters.
+          gradient: there.
+          first: whether this is the first step, before which there is no other.
+        """
+        step, change = _minus(place, self.place), _minus(gradient, self.gradient)
+        curvature, lengths = _dot(step, change), sp.norm(step) * sp.norm(change)
+        accepted = ~first & (curvature > jnp.finfo(curvature.dtype).eps * lengths)
+        forgotten = ~first & (sp.norm(step) == 0)
+        to_one = jax.lax.rsqrt(jnp.where(accepted, curvature, 1))
+        step, change = (jax.tree.map(lambda x: to_one * x, vector) for vector in (step, change))
+
+        def put(rows: sp.Basis, vector: sp.Vector) -> sp.Basis:
+            kept = jax.tree.map(lambda x, old: jnp.where(accepted, x, old[self.next]), vector, rows)
+            return sp.put(rows, self.next, kept)
+
+        steps, changes = put(self.steps, step), put(self.changes, change)
+        column = jnp.where(accepted, sp.products(steps, change), self.gram[:, self.next])
+        outside = _minus(change, sp.combine(basis, sp.products(basis, change)))
+        size = jnp.maximum(_dot(outside, outside), jnp.finfo(curvature.dtype).tiny)
+        scale = jnp.maximum(_dot(step, outside), _LEAST_CURVATURE) / size
+        otherwise = jnp.where(first, jnp.minimum(1, 1 / sp.norm(gradient)), self.scale)
+        return Pairs(
+            steps,
+            changes,
+            self.gram.at[:, self.next].set(column),
+            self.used.at[self.next].set(self.used[self.next] | accepted) & ~forgotten,
+            jnp.where(accepted, (self.next + 1) % len(self.used), self.next),
+            jnp.where(accepted, scale, otherwise).astype(self.scale.dtype),
+            place,
+            gradient,
+        )
+
+    def times(self, subspace: Subspace, vector: sp.Vector) -> sp.Vector:
+        """H times a vector.
+
+        The two loops of L-BFGS as two triangular systems, R a = Sᵀg and Rᵀb = a − YᵀH₀(g − Y a), with R the upper
+        triangle of SᵀY, oldest pair first: a loop would wait for each of its pairs.
+        """
+        size = len(self.used)
+        oldest_first = (self.next + jnp.arange(size)) % size
+        both = self.used[:, None] & self.used[None]
+        upper = jnp.triu(jnp.where(both, self.gram, 0)[oldest_first][:, oldest_first], 1)
+        solve = functools.partial(solve_triangular, upper, unit_diagonal=True)
+
+        def in_time(x: jax.Array) -> jax.Array:
+            return jnp.where(self.used, x, 0)[oldest_first]
+
+        def in_rows(x: jax.Array) -> jax.Array:
+            return jnp.zeros_like(x).at[oldest_first].set(x)
+
+        first = solve(in_time(sp.products(self.steps, vector)))
+        rest = _minus(vector, sp.combine(self.changes, in_rows(first)))
+        inside = (subspace.newton - self.scale) * sp.products(subspace.basis, rest)
+        start = jax.tree.map(lambda x, v: self.scale * x + v, rest, sp.combine(subspace.basis, inside))
+        second = solve(first - in_time(sp.products(self.changes, start)), trans=1)
+        return jax.tree.map(jnp.add, start, sp.combine(self.steps, in_rows(second)))
+
+
+class LbfgsState(NamedTuple):
+    """The pairs, and the state of the line search, which has the loss and the gradient where it ended."""
+
+    pairs: Pairs
+    search: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class LbfgsStep:
+    """L-BFGS that starts from FOSI's metric, and a line search; see ``Step``."""
+
+    memory_size: int
+    search: optax.GradientTransformationExtraArgs
+    searches: ClassVar[bool] = True
+
+    def init(self, space: sp.Space, params: sp.Tree) -> LbfgsState:
+        """No pairs yet."""
+        return LbfgsState(Pairs.none(space, self.memory_size), self.search.init(params))
+
+    def init_momentum(self, space: sp.Space, rank: int) -> None:
+        """There is none."""
+        return None
+
+    def in_subspace(self, momentum: None) -> None:
+        """There is none."""
+        return None
+
+    def __call__(
+        self,
+        space: sp.Space,
+        subspace: Subspace,
+        grads: sp.Tree,
+        base_state: LbfgsState,
+        momentum: None,
+        params: sp.Tree,
+        count: jax.Array,
+        extra_args: dict[str, Any],
+    ) -> tuple[sp.Tree, LbfgsState, None]:
+        """See ``Step``; ``extra_args`` are those of a line search of optax: the loss here, and as a function."""
+        if missing := [name for name in ("value", "value_fn") if extra_args.get(name) is None]:
+            raise ValueError(
+                f"{' and '.join(missing)} must be passed to update: the line search needs the loss, value=loss and "
+                "value_fn=a function of the parameters, got None"
+            )
+        gradient = space.pack(space.leaves(grads), space.dtype)
+        place = space.pack(space.leaves(params), space.dtype)
+        pairs = base_state.pairs.seen(subspace.basis, place, gradient, count == 0)
+        ahead = pairs.times(subspace, gradient)
+        # Rounding may leave no way down; the gradient is one.
+        down = _dot(ahead, gradient) > 0
+        ahead = jax.tree.map(lambda a, g: jnp.where(down, -a, -pairs.scale * g), ahead, gradient)
+        direction = space.merge(space.unpack(ahead), jax.tree.map(jnp.zeros_like, grads))
+        updates, search = self.search.update(direction, base_state.search, params, **{"grad": grads, **extra_args})
+        return updates, LbfgsState(pairs, search), None
+
+
+def _minus(one: sp.Vector, other: sp.Vector) -> sp.Vector:
+    return jax.tree.map(jnp.subtract, one, other)
+
+
+def _dot(one: sp.Vector, other: sp.Vector) -> jax.Array:
+    return functools.reduce(
+        jnp.add, jax.tree.leaves(jax.tree.map(lambda x, y: jnp.vdot(x, y, precision="highest"), one, other))
+    )

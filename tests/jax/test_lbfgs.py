@@ -1,0 +1,146 @@
+"""FOSI around L-BFGS against BFGS's textbook recursion from FOSI's metric, dense; and against optax's own L-BFGS."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fosi
+from fosi.jax import fosi_lbfgs
+from fosi.jax.transform import own_state
+from tests import oracle
+from tests.cases import assert_same_path, problem_named
+from tests.jax.running import as_arrays, as_tree, flat, loss_fn, x64
+
+EXACT = {"k": 2, "ell": 1, "accept": "all", "precision": "float64"}
+
+
+def expected_path(problem, steps, memory, rate, warmup, every):
+    theta, n = np.array(problem.start), len(problem.start)
+    path, pairs, lam, V, last = [theta], [], np.zeros(0), np.zeros((n, 0)), None
+    for step in range(steps):
+        g = problem.gradient(theta, problem.batch)
+        if step >= warmup and (step - warmup) % every == 0:
+            _, lam, V = oracle.ese(problem.hessian(theta, problem.batch), 2, 1)
+        outside = np.eye(n) - V @ V.T
+        if last is None:
+            gamma = min(1, 1 / np.linalg.norm(g))
+        else:
+            s, y = theta - last[0], g - last[1]
+            if s @ y > 0:
+                pairs = [*pairs, (s, y)][-memory:]
+                gamma = max(s @ outside @ y, 1e-3 * (s @ y)) / (y @ outside @ y)
+        last = theta, g
+        H = oracle.bfgs(V @ np.diag(1 / np.abs(lam)) @ V.T + gamma * outside, pairs)
+        theta = theta - rate * H @ g
+        path.append(theta)
+    return np.stack(path), len(pairs)
+
+
+def path(opt, problem, steps, dtype=np.float64):
+    """θ₀ … θ_steps as rows, and the last state, in one compiled scan, with the loss as users of optax.lbfgs give it."""
+    with x64(dtype):
+        batch, loss = as_arrays(problem.batch, dtype), loss_fn(problem)
+
+        def value_fn(params):
+            return loss(params, batch)
+
+        def step(carry, _):
+            params, state = carry
+            value, grad = jax.value_and_grad(value_fn)(params)
+            updates, state = opt.update(grad, state, params, value=value, grad=grad, value_fn=value_fn)
+            params = optax.apply_updates(params, updates)
+            return (params, state), flat(params)
+
+        params = as_tree(problem, problem.start, dtype)
+        (_, state), points = jax.jit(lambda p: jax.lax.scan(step, (p, opt.init(p)), None, steps))(params)
+        return np.concatenate([flat(params)[None], points]), jax.device_get(state)
+
+
+@pytest.mark.parametrize("layout", ["flat", "leaves"])
+@pytest.mark.parametrize("name", ["quadratic", "rotating", "network"])
+def test_steps_are_bfgs_from_fosis_metric(name, layout):
+    problem = problem_named(name)
+    schedule = {"warmup": 3, "refresh_every": 5, "num_matvecs": len(problem.start)}
+    opt = fosi_lbfgs(memory_size=3, linesearch=optax.scale(0.1), layout=layout, **schedule, **EXACT)
+    found, state = path(opt, problem, 14)
+    expected, kept = expected_path(problem, 14, 3, 0.1, 3, 5)
+    assert kept == 3 and state.base.pairs.used.all() and state.refreshes == 3
+    assert_same_path(found, expected, 1e-8)
+
+
+def test_before_the_first_estimate_it_is_optaxs_lbfgs():
+    problem = problem_named("network")
+    ours, _ = path(fosi_lbfgs(memory_size=4, warmup=100, **EXACT), problem, 12)
+    theirs, _ = path(optax.lbfgs(memory_size=4), problem, 12)
+    assert np.linalg.norm(theirs[-1] - theirs[0]) > 0.1
+    assert_same_path(ours, theirs, 1e-7)
+
+
+def stiff(w):
+    """A bent valley: thirty directions over six orders of magnitude, none of which is an axis for long."""
+    scales = jnp.logspace(0, 6, 30)
+    bent = w + 0.3 * jnp.sin(jnp.roll(w, 1))
+    return jnp.sum(scales * bent**2)
+
+
+def test_it_is_far_below_lbfgs_on_a_stiff_problem():
+    def run(opt, steps=60):
+        value_and_grad = optax.value_and_grad_from_state(stiff)
+
+        def step(carry, _):
+            w, state = carry
+            value, grad = value_and_grad(w, state=state)
+            updates, state = opt.update(grad, state, w, value=value, grad=grad, value_fn=stiff)
+            return (optax.apply_updates(w, updates), state), value
+
+        w = jnp.ones(30)
+        return jax.jit(lambda: jax.lax.scan(step, (w, opt.init(w)), None, steps)[1])()[-1].item()
+
+    with x64(np.float64):
+        ours = run(fosi_lbfgs(k=10, memory_size=10, warmup=0, refresh_every=20, num_matvecs=30))
+        theirs = run(optax.lbfgs(memory_size=10))
+    assert ours < 1e-2 * theirs
+
+
+def test_a_pair_without_curvature_changes_nothing_and_a_step_that_fails_forgets_all():
+    opt = fosi_lbfgs(k=1, memory_size=2, linesearch=optax.scale(1.0), warmup=100, num_matvecs=3)
+    state = opt.init(jnp.zeros(3))
+
+    def update(state, place, gradient):
+        given = {"value": jnp.zeros(()), "value_fn": jnp.sum}
+        return opt.update(jnp.asarray(gradient), state, jnp.asarray(place), **given)[1]
+
+    def pairs(state):
+        return jax.device_get(own_state(state).base.pairs)
+
+    state = update(state, [0.0, 0.0, 0.0], [1.0, 1.0, 1.0])
+    assert not pairs(state).used.any()
+    state = update(state, [1.0, 0.0, 0.0], [3.0, 1.0, 1.0])
+    before = pairs(state)
+    assert before.used.tolist() == [True, False] and before.next == 1
+    # s · y = 2 becomes 1.
+    np.testing.assert_allclose(before.steps[0], [2**-0.5, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(before.changes[0], [2**0.5, 0, 0], rtol=1e-6)
+    assert before.scale == pytest.approx(0.5)
+    state = update(state, [1.0, 1.0, 0.0], [3.0, 0.0, 1.0])  # the gradient falls along the step
+    after = pairs(state)
+    for name in ("steps", "changes", "gram", "used", "next", "scale"):
+        np.testing.assert_array_equal(getattr(after, name), getattr(before, name), err_msg=name)
+    state = update(state, [1.0, 1.0, 0.0], [3.0, 0.0, 1.0])
+    assert not pairs(state).used.any()
+
+
+def test_what_it_cannot_do_is_named():
+    with pytest.raises(ValueError, match="memory_size must be an integer ≥ 1, got 0"):
+        fosi_lbfgs(memory_size=0)
+    for name, value in {"mask": True, "lr_rule": "gd", "momentum": fosi.Ema(0.9)}.items():
+        with pytest.raises(ValueError, match=f"{name} has no meaning for fosi_lbfgs"):
+            fosi_lbfgs(**{name: value})
+    opt = fosi_lbfgs(k=1, refresh="external", num_matvecs=2)
+    w = jnp.ones(2)
+    with pytest.raises(ValueError, match="value and value_fn must be passed to update"):
+        opt.update(w, opt.init(w), w)
+    with pytest.raises(ValueError, match="value_fn must be passed to update"):
+        opt.update(w, opt.init(w), w, value=jnp.ones(()))
