@@ -146,7 +146,7 @@ def test_fosi_around_a_peer_is_newtons_step_inside_and_the_peers_outside(name):
     alone = optimizers.build(name, TASKS["wave"], loss, 100, 2.0).transform
     scales, params = jnp.asarray(sizes, jnp.float32), {"w": jnp.asarray(np.sin(1.0 + sizes), jnp.float32)}
     state, theirs = built.transform.init(params), alone.init(params)
-    state = built.fosi.refresh(state, params, batch=scales)
+    state = built.phases[0].fosi.refresh(state, params, batch=scales)
     inside = np.zeros_like(sizes)
     inside.flat[:2] = 1  # the two largest curvatures are those of the first two entries
     average = 0.0

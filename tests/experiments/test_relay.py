@@ -62,10 +62,54 @@ def test_engine_switches_and_estimates_no_more():
     assert losses[0] > losses[2] > losses[3] > losses[4]  # steps of a line search never lead up
 
 
+@pytest.mark.parametrize(
+    ("name", "due"), [("adam-fosi-lbfgs", [9, 13, 17, 21]), ("fosi-adam-fosi-lbfgs", [1, 5, 9, 13, 17, 21])]
+)
+def test_fosi_goes_on_around_lbfgs(name, due):
+    task = TASKS["reaction"]
+    problem = task.build(None, False, 0, True)
+    given = {"k": 3, "num_matvecs": 12, "warmup": 1, "refresh_every": 4, "eps": 1.0, "alpha": 0.1, "memory_size": 5}
+    engine = JaxEngine(task, problem, name, 0, switch_at=8, **(given if name != "adam-fosi-lbfgs" else _less(given)))
+    engine.compile()
+    run = training.start(engine)
+    losses = [p.train_loss for p in training.train(engine, run, 5)]
+    # Before its steps 1, 5, 9 ..., counted from where it begins.
+    assert run.refreshes == len(due) and [step for step in range(25) if engine.due(step)] == due
+    assert bool(run.curve[0].eigenvalues) == (due[0] == 1) and run.curve[1].eigenvalues and run.curve[4].eigenvalues
+    assert losses[1] > losses[2] > losses[3] > losses[4]
+    second = run.run.opt_state.second
+    assert second.base.pairs.used.sum() == 5 and float(second.count) == 17
+    # Newton's own step, whatever FOSI around Adam takes.
+    assert engine.built.phases[-1].fosi._core.options.alpha == 1
+
+
+def _less(given):
+    return {key: value for key, value in given.items() if key != "alpha"}
+
+
+def test_a_line_search_on_the_full_batch_is_followed_by_no_other_gradient():
+    """Where all steps have one loss the engine takes value and gradient from the search: the same run, to rounding."""
+    task = TASKS["reaction"]
+    problem = task.build(None, False, 0, True)
+
+    def trained(still):
+        engine = JaxEngine(task, problem, "lbfgs", 0)
+        engine.still = still
+        run = training.start(engine)
+        losses = [p.train_loss for p in training.train(engine, run, 2)]
+        steps = jax.make_jaxpr(engine._one)(run.run, jnp.zeros(()), problem.data, engine.first[0])
+        return losses, str(steps).count("cond[")
+
+    assert JaxEngine(task, problem, "lbfgs", 0).still
+    (ours, branches), (theirs, plain) = trained(True), trained(False)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+    assert branches == plain + 1
+
+
 def test_settings_of_a_relay():
     loss = lambda p, b: (jnp.sum(p), None)  # noqa: E731
     built = optimizers.build("adam-lbfgs", TASKS["wave"], loss, 100, switch_at=7)
-    assert (built.name, built.until, built.searches, built.rate) == ("adam-lbfgs", 7, True, 1e-3)
+    assert (built.name, built.phases, built.searches, built.rate) == ("adam-lbfgs", (), True, 1e-3)
     assert any(leaf.shape == (100, 4) for leaf in jax.tree.leaves(built.transform.init(jnp.zeros(4))))
     with pytest.raises(ValueError, match="adam-lbfgs wants switch_at: after how many steps"):
         optimizers.build("adam-lbfgs", TASKS["wave"], loss, 100)

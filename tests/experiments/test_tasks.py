@@ -38,7 +38,7 @@ def test_loss_falls_and_estimates_are_made_when_due(task, name):
 
 @pytest.mark.parametrize("name", [name for name in optimizers.NAMES if name != "kfac"])
 def test_every_optimizer_trains(name):
-    options = FOSI if name.startswith("fosi-") else {}
+    options = FOSI if settings.with_fosi(name) else {}
     options = {**options, "switch_at": 10} if name in settings.RELAYS else options
     options = {"max_precond_dim": 64} if name == "soap" else options  # eigenvectors of 784 pixels take seconds
     factor = 3.0 if "adam" in name else 1.0 if name in settings.SECONDS else 0.1
@@ -153,9 +153,9 @@ def test_paper_settings():
     assert [TASKS[name].warmup_rounds for name in ("lr", "tl", "ae", "lm")] == [1, 1, None, None]
     params = jnp.zeros(10_000)
     lr = optimizers.build("fosi-heavy-ball", TASKS["lr"], lambda p, b: (jnp.sum(p), None), 58)
-    assert lr.fosi.schedule(params)[:3] == (58, 800, 40)  # W one epoch, T, m
+    assert lr.phases[0].fosi.schedule(params)[:3] == (58, 800, 40)  # W one epoch, T, m
     lm = optimizers.build("fosi-adam", TASKS["lm"], lambda p, b: (jnp.sum(p), None), 100)
-    assert lm.fosi.schedule(params)[:3] == (800, 800, 40) and lm.rate == 1e-3
+    assert lm.phases[0].fosi.schedule(params)[:3] == (800, 800, 40) and lm.rate == 1e-3
     with pytest.raises(ValueError, match="optimizer is 'sgd'; give one of gd, heavy-ball"):
         optimizers.build("sgd", TASKS["lr"], lambda p, b: (jnp.sum(p), None), 58)
 

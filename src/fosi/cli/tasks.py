@@ -141,7 +141,7 @@ def compare(
     such as memory_size and max_cg, which are for L-BFGS and newton-cg, alone and after another.
     """
     from fosi.experiments.tasks.plan import CONTROL
-    from fosi.experiments.tasks.settings import for_one
+    from fosi.experiments.tasks.settings import for_one, with_fosi
 
     optimizers = optimizers or ("" if quick else "heavy-ball,fosi-heavy-ball,") + "adam,fosi-adam"
     seeds = seeds or ("0" if quick else "0,1,2")
@@ -155,7 +155,7 @@ def compare(
     for seed in map(int, seeds.split(",")):
         for name in optimizers.split(","):
             special: dict[str, Any] = {"options": for_one(name, given)}
-            if name.startswith("fosi-"):
+            if with_fosi(name):
                 special["curvature"] = curvature
             plans.append(_plan(**common, optimizer=name, seed=seed, **special))
             if control and plans[-1].base == name:
@@ -296,6 +296,6 @@ def _table(lines: Iterable[dict[str, Any]], title: str) -> Table:
             "?" if line["seconds"] is None else f"{line['seconds']:.3g}",
             f"{reached:.3g}" if reached is not None else "no base" if line["target_val"] is None else "-",
             ratio,
-            style="bold" if name.startswith("fosi-") else "",
+            style="bold" if "fosi" in name else "",
         )
     return table

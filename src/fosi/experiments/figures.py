@@ -59,15 +59,16 @@ def look(optimizer: str, points: int = 0) -> dict[str, Any]:
       optimizer: its name.
       points: how many points the line has; about eight of them are marked. 0: no markers.
     """
-    base = optimizer.removeprefix("fosi-")
+    base = optimizer.replace("fosi-", "")
     with_fosi = base != optimizer
-    dashes: tuple[int, ...] = (4, 2)
+    line: Any = "-" if with_fosi else (0, (4, 2))
     if base not in COLOURS:  # one after another, such as adam-lbfgs, in the colour of the second
-        base, dashes = next(name for name in COLOURS if base.endswith(f"-{name}")), (6, 1, 1, 1)
+        base = next(name for name in COLOURS if base.endswith(f"-{name}"))
+        line = (0, (8, 1) if optimizer.count("fosi-") > 1 else (6, 1, 1, 1))
     colour = COLOURS[base]
     style: dict[str, Any] = {
         "color": colour,
-        "linestyle": "-" if with_fosi else (0, dashes),
+        "linestyle": line,
         "linewidth": 2.0 if with_fosi else 1.5,
         "label": optimizer,
     }

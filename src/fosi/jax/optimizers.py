@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from fosi.jax import space as sp
-from fosi.jax.quasi_newton import LbfgsStep
+from fosi.jax.quasi_newton import LbfgsStep, line_search
 from fosi.jax.steps import Decay, LinearStep, ProjectedStep, decoupled_decay
 from fosi.jax.transform import Fosi, JaxOptions, build
 from fosi.momentum import Ema
@@ -216,7 +216,7 @@ def fosi_lbfgs(
         always are.
       memory_size: how many pairs are kept.
       alpha: α, 1 for Newton's own step inside the subspace.
-      linesearch: an optax line search; None for that of ``optax.lbfgs``.
+      linesearch: an optax line search; None for that of ``optax.lbfgs``, made to bear the noise of float32.
       **options: FOSI's settings, see ``fosi.jax.JaxOptions``; there is no ``mask``, and no ``lr_rule``.
 
     Returns:
@@ -244,12 +244,8 @@ def fosi_lbfgs(
     for name in ("mask", "lr_rule", "momentum"):
         if getattr(settings, name) not in (None, "auto"):
             raise ValueError(f"{name} has no meaning for fosi_lbfgs, got {getattr(settings, name)!r}; leave it out")
-    search = _zoom() if linesearch is None else linesearch
+    search = line_search() if linesearch is None else linesearch
     return build(LbfgsStep(int(memory_size), optax.with_extra_args_support(search)), loss_fn, settings)
-
-
-def _zoom() -> optax.GradientTransformationExtraArgs:
-    return optax.scale_by_zoom_linesearch(max_linesearch_steps=20, initial_guess_strategy="one")
 
 
 def _adam(

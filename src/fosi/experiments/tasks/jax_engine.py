@@ -15,7 +15,7 @@ import optax
 
 from fosi.experiments.tasks import engine, optimizers, settings
 from fosi.experiments.tasks.engine import Estimate
-from fosi.experiments.tasks.task import Problem, Task
+from fosi.experiments.tasks.task import Problem, Task, whole
 from fosi.jax import Batches, FosiState, ModelLoss
 
 
@@ -40,6 +40,8 @@ class OnDevice(ABC):
         self.steps_a_round = len(self.first)
         # XLA leaves convolutions inside a loop unoptimised on a CPU; on a GPU the loop saves the host's time a step.
         self.looped = jax.default_backend() != "cpu"
+        # Where every step has the same loss, a line search need not be followed by another gradient at its end.
+        self.still = problem.batch is whole
 
     def start(self) -> JaxRun:
         """The run before its first step."""
@@ -163,15 +165,15 @@ class JaxEngine(OnDevice):
         model = self._model_loss("optimizer", name, task.l2) if settings.second_of(name) == "newton-cg" else None
         self.built = optimizers.build(name, task, loss, self.steps_a_round, rate_factor, model, **options)
         self.rate = self.built.rate
-        fosi = self.built.fosi
-        self.schedule = None if fosi is None else fosi.schedule(problem.params)
+        self._schedules = [phase.fosi.schedule(problem.params) for phase in self.built.phases]
+        self.schedule = next(iter(self._schedules), None)
         self._steps = jax.jit(self._many if self.looped else self._one, donate_argnums=(0, 1))
 
     def compile(self) -> None:
         """Compiles all that runs on the clock, on copies."""
         run = self.start()
-        if self.built.fosi is not None:
-            run = self.refresh(run, self.first, 0)
+        for phase in self.built.phases:
+            run = self._refreshed(run, phase, self.first, 0)
         run, _ = self.advance(run, self.first, 0, min(2, self.steps_a_round))
         self.validate(run)
 
@@ -188,23 +190,37 @@ class JaxEngine(OnDevice):
 
     def due(self, step: int) -> bool:
         """Whether an estimate precedes this step."""
-        until = self.built.until
-        return self.schedule is not None and (until is None or step < until) and bool(self.schedule.due(step))
+        both = zip(self.built.phases, self._schedules, strict=True)
+        return any(phase.at(step) and bool(schedule.due(step - phase.since)) for phase, schedule in both)
 
     def refresh(self, run: JaxRun, order: jax.Array, index: int) -> JaxRun:
         """Estimates anew before step ``index`` of the round."""
-        assert self.built.fosi is not None
+        phase = self._phase(run)
+        assert phase is not None
+        return self._refreshed(run, phase, order, index)
+
+    def _refreshed(self, run: JaxRun, phase: optimizers.Phase, order: jax.Array, index: int) -> JaxRun:
         chosen = self._curvature(self.first, order, index)
         batches = [(run.state, self.problem.batch(self.problem.data, indices)) for indices in chosen]
         batch = batches[0] if len(batches) == 1 else Batches(batches)
-        opt_state = self.built.fosi.refresh(run.opt_state, run.params, batch=batch)
+        state = run.opt_state if phase.part is None else getattr(run.opt_state, phase.part)
+        state = phase.fosi.refresh(state, run.params, batch=batch)
+        opt_state = state if phase.part is None else run.opt_state._replace(**{phase.part: state})
         return run._replace(opt_state=jax.block_until_ready(opt_state))
+
+    def _phase(self, run: JaxRun) -> optimizers.Phase | None:
+        """The FOSI in use, if there is one: in a relay it depends on how far the run has come."""
+        relay = any(phase.part for phase in self.built.phases)
+        step = int(run.opt_state.count) if relay else 0
+        return next((phase for phase in self.built.phases if phase.at(step)), None)
 
     def estimate(self, run: JaxRun) -> Estimate:
         """What FOSI works with."""
-        ours = [s for s in jax.tree.leaves(run.opt_state, is_leaf=_is_fosi) if _is_fosi(s)]
-        if not ours or (self.built.until is not None and int(run.opt_state.count) >= self.built.until):
+        phase = self._phase(run)
+        if phase is None:
             return Estimate()
+        state = run.opt_state if phase.part is None else getattr(run.opt_state, phase.part)
+        ours = [s for s in jax.tree.leaves(state, is_leaf=_is_fosi) if _is_fosi(s)]
         used = np.asarray(ours[0].accepted)
         return Estimate(float(ours[0].lr_scale), tuple(float(x) for x in np.asarray(ours[0].eigenvalues)[used]))
 
@@ -217,7 +233,7 @@ class JaxEngine(OnDevice):
             raise ValueError(f"operator is {operator!r}; give hessian or gauss_newton")
         if operator == "hessian":
             return self._loss
-        if not name.startswith("fosi-"):
+        if not settings.with_fosi(name):
             raise ValueError(f"operator is {operator!r}, which is a setting of FOSI; {name} has none")
         return self._model_loss("operator", operator, l2)
 
@@ -242,10 +258,18 @@ class JaxEngine(OnDevice):
 
     def _one(self, run: JaxRun, total: jax.Array, data: Any, indices: jax.Array) -> tuple[JaxRun, jax.Array]:
         batch = self.problem.batch(data, indices)
-        (value, state), grads = jax.value_and_grad(self.problem.loss, has_aux=True)(run.params, run.state, batch)
+
+        def value_fn(params: Any) -> jax.Array:
+            return self.problem.loss(params, run.state, batch)[0]
+
+        if self.built.remembers and self.still:
+            value, grads = optax.value_and_grad_from_state(value_fn)(run.params, state=run.opt_state)
+            state = run.state
+        else:
+            (value, state), grads = jax.value_and_grad(self.problem.loss, has_aux=True)(run.params, run.state, batch)
         extra: dict[str, Any] = {}
         if self.built.searches:  # a line search evaluates the loss elsewhere, on the same batch
-            extra = {"value": value, "grad": grads, "value_fn": lambda p: self.problem.loss(p, run.state, batch)[0]}
+            extra = {"value": value, "grad": grads, "value_fn": value_fn}
         if self.built.multiplies:
             extra["batch"] = (run.state, batch)
         updates, opt_state = self.built.transform.update(grads, run.opt_state, run.params, **extra)

@@ -10,7 +10,7 @@ from fosi.experiments.tasks import TASKS, ratios
 from fosi.experiments.tasks.engine import CURVATURES
 from fosi.experiments.tasks.plan import CONTROL
 from fosi.experiments.tasks.ratios import BASES, Group, Line, Ratio
-from fosi.experiments.tasks.settings import PEERS
+from fosi.experiments.tasks.settings import PEERS, with_fosi
 
 Groups = Mapping[str, Group]
 _SHORT = {"heavy-ball": "HB", "adam": "Adam"}
@@ -212,7 +212,7 @@ def ablations(groups: Groups) -> str:
         for line in group.lines:
             key = (line["optimizer"], line["rate_factor"], line["curvature"], line["options"])
             changed = line["options"] or line["rate_factor"] != 1
-            if not line["optimizer"].startswith("fosi-") or not changed or key in seen:
+            if not with_fosi(line["optimizer"]) or not changed or key in seen:
                 continue
             seen.append(key)
             picked = group.pick(*key)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import optax
 import optax.contrib
@@ -16,10 +16,31 @@ from fosi.experiments.tasks.relay import relay
 from fosi.experiments.tasks.settings import MOMENTUM, NAMES, WEIGHT_DECAY
 from fosi.experiments.tasks.soap import soap
 from fosi.experiments.tasks.task import Task
-from fosi.jax import Fosi, ModelLoss, fosi_adam, fosi_adamw, fosi_sgd
+from fosi.jax import Fosi, ModelLoss, fosi_adam, fosi_adamw, fosi_lbfgs, fosi_sgd
 from fosi.jax import fosi as around
+from fosi.jax.quasi_newton import line_search
 
 __all__ = ["NAMES", "Built", "build"]
+
+
+class Phase(NamedTuple):
+    """When a FOSI is in use.
+
+    Attributes:
+      fosi: knows when a refresh is due, counted from its first step.
+      since: its first step.
+      until: the first step after it; None where it goes on to the end.
+      part: the field of a relay's state that holds its own; None where that is all of it.
+    """
+
+    fosi: Fosi
+    since: int = 0
+    until: int | None = None
+    part: str | None = None
+
+    def at(self, step: int) -> bool:
+        """Whether it is in use."""
+        return self.since <= step and (self.until is None or step < self.until)
 
 
 @dataclass(frozen=True)
@@ -30,19 +51,19 @@ class Built:
       name: one of ``NAMES``.
       rate: the base's learning rate; 1 where a line search finds it.
       transform: what makes updates of gradients, clipping included.
-      fosi: the FOSI inside it, which knows when a refresh is due; None for a base alone.
+      phases: the FOSI inside it, or two of them, one after the other; none for a base alone.
       searches: whether ``update`` wants the loss too, as a function, for a line search or for its Hessian.
       multiplies: whether ``update`` wants the batch too, for products with Gauss and Newton's matrix.
-      until: the step from which FOSI is not in use any more; None where it always is.
+      remembers: whether its state has the loss and the gradient where a line search ended.
     """
 
     name: str
     rate: float
     transform: optax.GradientTransformationExtraArgs
-    fosi: Fosi | None = None
+    phases: tuple[Phase, ...] = ()
     searches: bool = False
     multiplies: bool = False
-    until: int | None = None
+    remembers: bool = False
 
 
 def build(
@@ -74,37 +95,71 @@ def build(
     if name in settings.SECONDS:
         if rate_factor != 1:
             raise ValueError(f"rate_factor is {rate_factor:g}, but {name} finds its rate by a line search: give 1")
-        made = _searching(name, task, model, options)
-        return Built(name, 1.0, made, searches=True, multiplies=model is not None)
+        made = _searching(name, task, loss, model, options)
+        return Built(
+            name, 1.0, made, _phase(made), searches=True, multiplies=model is not None, remembers=model is None
+        )
     if name in settings.RELAYS:
-        second = settings.second_of(name)
-        assert second is not None
-        if "switch_at" not in options:
-            raise ValueError(f"{name} wants switch_at: after how many steps {second} goes on")
-        at = options.pop("switch_at")
-        its = {key: options.pop(key) for key in settings.SECONDS[second] if key in options}
-        first = build(name.removesuffix(f"-{second}"), task, loss, steps_a_round, rate_factor, **options)
-        both = relay(first.transform, _searching(second, task, model, its), at)
-        return replace(first, name=name, transform=both, searches=True, multiplies=model is not None, until=at)
+        return _relay(name, task, loss, steps_a_round, rate_factor, model, options)
     if name in settings.RATES:
         rate = rate_factor * settings.RATES[name]
         peer = _peer(name, rate, rate_factor, options)
         return Built(name, rate, _clipped(task, peer), searches=name == "sophia")
     base, rate, given = settings.settle(name, task, steps_a_round, rate_factor, options)
-    operator = {"curvature": "gauss_newton"} if isinstance(loss, ModelLoss) else {"has_aux": True}
-    fosi = None if given is None else _fosi(base, rate, loss, {"refresh": "external", **operator, **given})
+    fosi = None if given is None else _fosi(base, rate, loss, {**_outside(loss), **given})
     made = _base(base, rate) if fosi is None else fosi
-    return Built(name, rate, _clipped(task, made), fosi)
+    return Built(name, rate, _clipped(task, made), _phase(fosi))
+
+
+def _relay(
+    name: str,
+    task: Task,
+    loss: Callable[..., Any],
+    steps_a_round: int,
+    rate_factor: float,
+    model: ModelLoss | None,
+    options: dict[str, Any],
+) -> Built:
+    second = settings.second_of(name)
+    assert second is not None
+    if "switch_at" not in options:
+        raise ValueError(f"{name} wants switch_at: after how many steps {second} goes on")
+    at = options.pop("switch_at")
+    its = {key: options.pop(key) for key in settings.SECONDS[second] if key in options}
+    opening = name.removesuffix(f"-{second}")
+    if settings.with_fosi(second):  # the settings are for both, but for the rate where there is no search
+        its |= {key: value for key, value in options.items() if key != "alpha"}
+        options = options if settings.with_fosi(opening) else {}
+    first = build(opening, task, loss, steps_a_round, rate_factor, **options)
+    made = _searching(second, task, loss, model, its)
+    phases = *(phase._replace(until=at, part="first") for phase in first.phases), *_phase(made, at, "second")
+    both = relay(first.transform, made, at)
+    return Built(name, first.rate, both, phases, True, multiplies=model is not None, remembers=model is None)
+
+
+def _phase(made: Any, since: int = 0, part: str | None = None) -> tuple[Phase, ...]:
+    return (Phase(made, since, None, part),) if isinstance(made, Fosi) else ()
 
 
 def _clipped(task: Task, made: Any) -> optax.GradientTransformationExtraArgs:
     return optax.with_extra_args_support(made if task.clip is None else optax.chain(optax.clip(task.clip), made))
 
 
-def _searching(name: str, task: Task, model: ModelLoss | None, options: dict[str, Any]) -> Any:
+def _outside(loss: Any) -> dict[str, Any]:
+    """That refreshes are the engine's, and what they are made of."""
+    operator = {"curvature": "gauss_newton"} if isinstance(loss, ModelLoss) else {"has_aux": True}
+    return {"refresh": "external", **operator}
+
+
+def _searching(name: str, task: Task, loss: Any, model: ModelLoss | None, options: dict[str, Any]) -> Any:
     # Not clipped: pairs of steps and clipped gradients say nothing of the curvature, nor does a model of the loss fit.
+    memory = {"memory_size": task.lbfgs_memory}
     if name == "lbfgs":
-        return optax.lbfgs(**{"memory_size": task.lbfgs_memory, **options})
+        # On the paper's tasks as optax has it; on a full batch with the search that FOSI has around it.
+        search = {} if task.fosi is None else {"linesearch": line_search()}
+        return optax.lbfgs(**{**memory, **search, **options})
+    if name == "fosi-lbfgs":
+        return fosi_lbfgs(loss, **{**memory, **settings.AROUND_LBFGS, **_outside(loss), **options})
     if model is None:
         raise ValueError(f"{name} wants model: the loss as a model and a convex loss of its outputs, got None")
     return newton_cg(model, **options)

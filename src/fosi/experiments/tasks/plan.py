@@ -106,7 +106,7 @@ class Plan:
     @property
     def base(self) -> str | None:
         """The base optimizer's name; None for peers such as K-FAC and L-BFGS, which have none."""
-        return None if self.optimizer in settings.PEERS else self.optimizer.removeprefix("fosi-")
+        return None if self.optimizer in settings.PEERS else settings.without_fosi(self.optimizer)
 
     @property
     def reference(self) -> Plan:

@@ -68,7 +68,7 @@ class Probe:
 
         There they are of what FOSI leaves to Adam, not of the gradients that Adam alone would see.
         """
-        if self.plan.optimizer.startswith("fosi-"):
+        if settings.with_fosi(self.plan.optimizer):
             return None
         leaves = jax.tree.leaves(self.run.opt_state, is_leaf=_is_adam)
         adam = next((leaf for leaf in leaves if _is_adam(leaf)), None)

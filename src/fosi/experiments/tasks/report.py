@@ -10,7 +10,7 @@ from fosi.experiments.tasks import TASKS, drawing, markdown, ratios, summary
 from fosi.experiments.tasks.plan import CONTROL
 from fosi.experiments.tasks.ratios import BASES, Group
 from fosi.experiments.tasks.runs import Curve
-from fosi.experiments.tasks.settings import PEERS
+from fosi.experiments.tasks.settings import PEERS, with_fosi
 
 TITLE = "# The paper's training tasks, measured"
 ORDER = ("ac", "lm", "ae", "tl", "lr")
@@ -63,7 +63,7 @@ def draw(group: Group, curves: Mapping[str, Curve], folder: Path) -> Iterable[Pa
     written: list[Path] = []
     if runs:
         written += figures.save(drawing.learning_curves(task, runs, control), folder / "learning-curves")
-    ours = {name: found[0] for name, found in runs.items() if name.startswith("fosi-")}
+    ours = {name: found[0] for name, found in runs.items() if with_fosi(name)}
     if any(point.eigenvalues for curve in ours.values() for point in curve.points):
         written += figures.save(drawing.spectra(task, ours), folder / "spectra")
     tuned = {name: line for name in PEERS if (line := markdown.best_of(group, name)) is not None}

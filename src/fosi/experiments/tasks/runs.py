@@ -170,7 +170,7 @@ def scalars(plan: Plan, point: Point) -> dict[str, float]:
         "time/seconds": point.seconds,
         "time/ms per step": 1000 * (point.seconds - point.refresh_seconds) / steps,
     }
-    if plan.optimizer.startswith("fosi-"):
+    if settings.with_fosi(plan.optimizer):
         shown |= {
             "fosi/learning-rate scale": point.lr_scale,
             "fosi/accepted pairs": len(point.eigenvalues),

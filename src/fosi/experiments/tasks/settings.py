@@ -19,13 +19,16 @@ PEERS = (*SECOND_ORDER, *RATES)
 AROUND = ("muon", "soap")
 """Those of them that FOSI can be around too, in JAX; its target is then theirs."""
 SECONDS = {
+    "fosi-lbfgs": ("memory_size",),
     "lbfgs": ("memory_size",),
     "newton-cg": ("damping", "max_cg", "tolerance", "warm_start", "damping_factor", "min_damping"),
 }
 """What can go on where another has arrived, with its settings: ``-lbfgs`` after the other's name. Their steps end when
 a search does, so one need not take as long as the next."""
 RELAYS = tuple(f"{first}-{second}" for second in SECONDS for first in ("adam", "fosi-adam"))
-NAMES = (*BASES, *(f"fosi-{base}" for base in (*BASES, *AROUND)), *PEERS, *RELAYS)
+NAMES = (*BASES, *(f"fosi-{base}" for base in (*BASES, *AROUND, "lbfgs")), *PEERS, *RELAYS)
+AROUND_LBFGS = {"k": 40, "num_matvecs": 60, "refresh_every": 200, "warmup": 1, "accept": "converged"}
+"""FOSI's settings around L-BFGS: it keeps as many pairs as it can use, and estimates with few products."""
 ADAM_RATE = 1e-3
 MOMENTUM = 0.9
 WEIGHT_DECAY = 1e-4
@@ -50,6 +53,16 @@ def check(name: str) -> None:
     """Raises where no optimizer has that name."""
     if name not in NAMES:
         raise ValueError(f"optimizer is {name!r}; give one of {', '.join(NAMES)}")
+
+
+def with_fosi(name: str) -> bool:
+    """Whether FOSI is in it, first or second."""
+    return "fosi" in name.split("-")
+
+
+def without_fosi(name: str) -> str:
+    """The same optimizer, or one after another, without FOSI."""
+    return name.replace("fosi-", "")
 
 
 def is_first_order(name: str) -> bool:
@@ -78,7 +91,7 @@ def of_relay(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def for_one(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of options for several optimizers that are for this one: FOSI's, and those of what searches."""
     others = {"switch_at", *(key for keys in SECONDS.values() for key in keys)}
-    ours = {key: value for key, value in options.items() if key not in others} if name.startswith("fosi-") else {}
+    ours = {key: value for key, value in options.items() if key not in others} if with_fosi(name) else {}
     own = {key: options[key] for key in SECONDS.get(name, ()) if key in options}
     return {**ours, **own, **of_relay(name, options)}
 

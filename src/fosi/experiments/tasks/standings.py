@@ -181,7 +181,7 @@ def best_peer(known: Sequence[Entry], aside: tuple[str, ...] = ()) -> Entry | No
       known: the runs of one task.
       aside: ends of names that set no target.
     """
-    peers = [e for name, e in tuned(known).items() if not name.startswith("fosi-") and not name.endswith(aside)]
+    peers = [e for name, e in tuned(known).items() if not settings.with_fosi(name) and not name.endswith(aside)]
     return peers[0] if peers else None
 
 

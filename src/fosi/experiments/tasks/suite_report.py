@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fosi.experiments import figures
-from fosi.experiments.tasks import PAPER, TASKS, drawing, markdown, report, standings, summary
+from fosi.experiments.tasks import PAPER, TASKS, drawing, markdown, report, settings, standings, summary
 from fosi.experiments.tasks.pinn import TASKS as PINNS
 from fosi.experiments.tasks.standings import ASIDE, PUBLISHED, Entry, Kind, Published
 from fosi.experiments.tasks.summary import VERSIONS
@@ -72,7 +72,7 @@ def section(task: str, kind: Kind, known: Sequence[Entry]) -> list[str]:
     best = standings.tuned(known)
     published = {} if kind.tiny or kind.mode else PUBLISHED.get(task, {})
     if peer is not None:
-        ours = [entry for name, entry in best.items() if name.startswith("fosi-")]
+        ours = [entry for name, entry in best.items() if settings.with_fosi(name)]
         said = "; ".join(f"{entry.optimizer} {ratio(entry, peer)}" for entry in ours)
         parts.append(
             f"The best peer is {peer.optimizer}, loss {peer.loss:.2g}. Seconds to it, of its own: {said or '-'}."
@@ -112,7 +112,7 @@ def table(task: str, shown: Sequence[Entry], peer: Entry | None, published: Publ
 def solutions(folder: Path, shown: Sequence[Entry]) -> dict[str, Mapping[str, Any]]:
     """What Adam and FOSI at their best settings found, with the lowest seed: of those that are there."""
     found: dict[str, Mapping[str, Any]] = {}
-    ours = next((entry for entry in shown if entry.optimizer.startswith("fosi-")), None)
+    ours = next((entry for entry in shown if settings.with_fosi(entry.optimizer)), None)
     for entry in (*(entry for entry in shown if entry.optimizer == "adam"), *([] if ours is None else [ours])):
         name = entry.runs[min(entry.runs)].path.with_suffix(".npz").name
         if (path := folder / "solutions" / name).exists():

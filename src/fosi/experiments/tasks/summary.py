@@ -122,7 +122,7 @@ def summary(curve: Curve, reference: Curve | None) -> dict[str, Any]:
     reached = first(points, lambda p: target is not None and sign * p.metric >= sign * target)
     trained = first(points, lambda p: train_target is not None and p.train_loss <= train_target)
     overhead = None
-    if reference is not None and plan.optimizer.startswith("fosi-"):
+    if reference is not None and settings.with_fosi(plan.optimizer):
         then = reference.points[-1]
         overhead = (last.seconds / last.step) / (_stepping(then) / then.step) - 1
     gradients = None
@@ -181,7 +181,7 @@ def _protocol(plan: Plan) -> str:
     as_tuned = plan.optimizer in settings.PEERS
     if as_tuned or (plan.rate_factor == 1 and plan.curvature == "fixed" and not plan.options):
         return "paper"
-    return "ablation" if plan.optimizer.startswith("fosi-") else "control"
+    return "ablation" if settings.with_fosi(plan.optimizer) else "control"
 
 
 def _stepping(point: Point) -> float:
