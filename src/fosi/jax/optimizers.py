@@ -44,7 +44,8 @@ def fosi(base: optax.GradientTransformation, loss_fn: LossFn | None = None, **op
     has: name it (``from fosi import Ema``, ``momentum=Ema(0.9)``), or take ``fosi_sgd``, ``fosi_adam`` and
     ``fosi_adamw``, which know. Weight decay inside the base is projected away along V: put
     ``optax.add_decayed_weights(-learning_rate * strength)`` after ``fosi`` in a chain instead. A base with a line
-    search (``optax.lbfgs``) has no place here: it would search along a direction that FOSI then changes.
+    search (``optax.lbfgs``) has no place here: it would search along a direction that FOSI then changes; for that one
+    there is ``fosi_lbfgs``.
 
     Args:
       base: what takes the step outside the subspace; it is handed gradients in the parameters' shapes.
