@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("flax")
 
-from fosi.experiments.tasks import TASKS, equations, pinn
+from fosi.experiments.tasks import TASKS, equations, pinn, training
 from fosi.experiments.tasks.equations import EQUATIONS
 from fosi.experiments.tasks.jax_engine import JaxEngine
 
@@ -107,6 +107,7 @@ def test_size_is_the_published_one():
         "times": 33,
         "residuals": 1000,
         "steps": 100,
+        "dtype": "float32",
         "batch_size": 1000,
     }
 
@@ -178,6 +179,26 @@ def test_mode_that_there_is_not():
     assert TASKS["wave"].modes == pinn.MODES and equations.SPEED == 40
     with pytest.raises(ValueError, match="mode is 'slow'; give one of full, quick"):
         TASKS["wave"].build(None, False, 0, False, mode="slow")
+
+
+def test_in_double_precision():
+    with pytest.raises(ValueError, match="mode is 'float64', but JAX has no float64: set JAX_ENABLE_X64=1"):
+        TASKS["wave"].build(None, False, 0, True, mode="float64")
+    single = TASKS["wave"].build(None, False, 0, True)
+    with jax.enable_x64(True):
+        double = TASKS["wave"].build(None, False, 0, True, mode="float64")
+        assert {leaf.dtype for leaf in jax.tree.leaves((double.params, double.data))} == {np.dtype(np.float64)}
+        assert double.facts == {**single.facts, "dtype": "float64"}
+        # The same weights in more digits: the loss is the float32 one's to its rounding, and is rounded finer.
+        same = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), single.params)
+        value = jax.jit(double.loss)(same, {}, double.data)[0]
+        assert value.dtype == jnp.float64 and value.item() == pytest.approx(
+            single.loss(single.params, {}, single.data)[0].item(), rel=1e-5
+        )
+        engine = JaxEngine(TASKS["wave"], double, "fosi-lbfgs", 0, k=3, num_matvecs=12)
+        run = training.start(engine)
+        losses = [point.train_loss for point in training.train(engine, run, 4)]
+        assert losses[-1] < losses[0] and {x.dtype for x in jax.tree.leaves(run.run.params)} == {np.dtype(np.float64)}
 
 
 def test_solution_is_what_the_error_is_of():

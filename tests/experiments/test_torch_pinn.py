@@ -40,7 +40,7 @@ def test_residuals_are_those_of_jax_in_float64(name):
     points = rng.uniform(left, right, 20), rng.uniform(0, 1, 20), np.linspace(left, right, 7), np.linspace(0, 1, 6)
     model = torch_pinn.Network(8, torch.Generator().manual_seed(0)).double()
     with jax.enable_x64(True):
-        graph, params, rest = nnx.split(pinn.Network(8, nnx.Rngs(0)), nnx.Param, ...)
+        graph, params, rest = nnx.split(pinn.Network(pinn.SIZES["tiny"], nnx.Rngs(0)), nnx.Param, ...)
         params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64) + 0.1, params)  # biases too
         copy(params, model)
         at = pinn.Points(*(jnp.asarray(a) for a in points))

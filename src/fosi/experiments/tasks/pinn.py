@@ -1,4 +1,4 @@
-"""PINNs: a network trained until it solves a partial differential equation, on the full batch, in float32.
+"""PINNs: a network trained until it solves a partial differential equation, on the full batch.
 
 Equations, points, network and loss are those of Rathore et al., "Challenges in Training PINNs" (ICML 2024).
 """
@@ -20,7 +20,7 @@ from fosi.experiments.tasks.equations import EQUATIONS, Equation, Field
 from fosi.experiments.tasks.task import Outputs, Problem, Task, every_step_sees_all, split_model, whole
 
 FOSI = {"alpha": 0.1, "refresh_every": 200, "warmup": 200, "accept": "converged", "precision": "float32"}
-MODES = ("full", "quick")
+MODES = ("full", "quick", "float64")
 
 
 class Size(NamedTuple):
@@ -32,6 +32,7 @@ class Size(NamedTuple):
       times: of the grid in time, the ends counted in.
       residuals: points of its inside at which the equation must hold.
       steps: between two evaluations.
+      dtype: of the weights, the points and the products.
     """
 
     width: int
@@ -39,9 +40,11 @@ class Size(NamedTuple):
     times: int
     residuals: int
     steps: int = 100
+    dtype: str = "float32"
 
 
 SIZES = {"full": Size(200, 257, 101, 10_000), "quick": Size(50, 65, 33, 1000), "tiny": Size(8, 9, 7, 30, 5)}
+SIZES["float64"] = SIZES["full"]._replace(dtype="float64")
 
 
 class Points(NamedTuple):
@@ -54,7 +57,7 @@ class Points(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What a network is trained on and measured with, in float32.
+    """What a network is trained on and measured with.
 
     Attributes:
       points: where it is asked.
@@ -64,9 +67,9 @@ class Inputs(NamedTuple):
     """
 
     points: Points
-    x: NDArray[np.float32]
-    t: NDArray[np.float32]
-    exact: NDArray[np.float32]
+    x: NDArray[np.floating]
+    t: NDArray[np.floating]
+    exact: NDArray[np.floating]
 
 
 def inputs(equation: Equation, size: Size, seed: int) -> Inputs:
@@ -75,8 +78,8 @@ def inputs(equation: Equation, size: Size, seed: int) -> Inputs:
     grid = np.meshgrid(x, t, indexing="ij")
     inside = [a.ravel() for a in np.meshgrid(x[1:-1], t[1:], indexing="ij")]
     chosen = np.random.default_rng(seed).choice(inside[0].size, size.residuals, replace=False)
-    points = Points(*(a.astype(np.float32) for a in (inside[0][chosen], inside[1][chosen], x, t)))
-    return Inputs(points, *(a.astype(np.float32) for a in (*grid, equation.exact(*grid))))
+    points = Points(*(a.astype(size.dtype) for a in (inside[0][chosen], inside[1][chosen], x, t)))
+    return Inputs(points, *(a.astype(size.dtype) for a in (*grid, equation.exact(*grid))))
 
 
 def size_of(tiny: bool, mode: str | None) -> Size:
@@ -84,7 +87,7 @@ def size_of(tiny: bool, mode: str | None) -> Size:
     mode = mode or MODES[0]
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}; give one of {', '.join(MODES)}")
-    return SIZES["tiny" if tiny else mode]
+    return SIZES["tiny"]._replace(dtype=SIZES[mode].dtype) if tiny else SIZES[mode]
 
 
 def facts(size: Size) -> dict[str, Any]:
@@ -100,16 +103,13 @@ def residuals(equation: Equation, u: Field, points: Points) -> tuple[Any, ...]:
 
 
 class Network(nnx.Module):
-    """Three hidden layers of tanh, u(x, t); products in full float32."""
+    """Three hidden layers of tanh, u(x, t); products not rounded to TF32."""
 
-    def __init__(self, width: int, rngs: nnx.Rngs) -> None:
-        sizes = (2, width, width, width, 1)
-        self.layers = nnx.List(
-            [
-                nnx.Linear(i, o, kernel_init=nnx.initializers.glorot_normal(), precision="highest", rngs=rngs)
-                for i, o in itertools.pairwise(sizes)
-            ]
-        )
+    def __init__(self, size: Size, rngs: nnx.Rngs) -> None:
+        widths = (2, size.width, size.width, size.width, 1)
+        given: dict[str, Any] = {"kernel_init": nnx.initializers.glorot_normal(), "precision": "highest", "rngs": rngs}
+        given["param_dtype"] = jnp.dtype(size.dtype)
+        self.layers = nnx.List([nnx.Linear(i, o, **given) for i, o in itertools.pairwise(widths)])
 
     def __call__(self, x: jax.Array, t: jax.Array) -> jax.Array:
         """The field at each place and time."""
@@ -131,11 +131,14 @@ def build(
       download: likewise.
       seed: of the weights and of the points.
       tiny: in seconds, for tests.
-      mode: ``"full"``, or ``"quick"``: a smaller network and grid.
+      mode: ``"full"``; ``"quick"``: a smaller network and grid; ``"float64"``: the full one, in that precision, for
+        which ``JAX_ENABLE_X64=1`` must be in the environment.
     """
     size = size_of(tiny, mode)
+    if jax.dtypes.canonicalize_dtype(size.dtype) != size.dtype:
+        raise ValueError("mode is 'float64', but JAX has no float64: set JAX_ENABLE_X64=1 in the environment")
     points, *grid = inputs(equation, size, seed)
-    graph, params, nothing = split_model(Network(size.width, nnx.Rngs(seed)))
+    graph, params, nothing = split_model(Network(size, nnx.Rngs(seed)))
 
     def parts(params: Any, points: Points) -> tuple[jax.Array, ...]:
         return residuals(equation, nnx.merge(graph, params, nothing), points)

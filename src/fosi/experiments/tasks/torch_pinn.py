@@ -29,7 +29,7 @@ EQUATIONS = equations.written_with(equations.Calculus(along, torch.sin, torch.ex
 
 
 class Network(nn.Module):
-    """Three hidden layers of tanh, u(x, t); products in full float32, which is torch's own choice."""
+    """Three hidden layers of tanh, u(x, t); products not rounded to TF32, which is torch's own choice."""
 
     def __init__(self, width: int, generator: torch.Generator) -> None:
         """Starts as flax does: Glorot normal, biases 0."""
@@ -67,7 +67,7 @@ def build(
       seed: of the weights and of the points. The points are those of JAX, the weights drawn alike, but others.
       tiny: in seconds, for tests.
       device: where all of it is.
-      mode: ``"full"``, or ``"quick"``: a smaller network and grid.
+      mode: ``"full"``; ``"quick"``: a smaller network and grid; ``"float64"``: the full one, in that precision.
     """
     equation, size = EQUATIONS[name], pinn.size_of(tiny, mode)
     found = pinn.inputs(equation, size, seed)
@@ -81,7 +81,7 @@ def build(
         return torch.linalg.norm(model(x, t) - exact) / torch.linalg.norm(exact)
 
     return TorchProblem(
-        Network(size.width, torch.Generator().manual_seed(seed)).to(device),
+        Network(size.width, torch.Generator().manual_seed(seed)).to(device, getattr(torch, size.dtype)),
         loss,
         Points(*(torch.tensor(a, device=device) for a in found.points)),
         lambda points, indices: points,
