@@ -64,7 +64,8 @@ def look(optimizer: str, points: int = 0) -> dict[str, Any]:
     line: Any = "-" if with_fosi else (0, (4, 2))
     if base not in COLOURS:  # one after another, such as adam-lbfgs, in the colour of the second
         base = next(name for name in COLOURS if base.endswith(f"-{name}"))
-        line = (0, (8, 1) if optimizer.count("fosi-") > 1 else (6, 1, 1, 1))
+        first, second = optimizer.startswith("fosi-"), "-fosi-" in optimizer
+        line = (0, {(0, 0): (6, 1, 1, 1), (1, 0): (8, 1), (0, 1): (8, 1, 2, 1), (1, 1): (16, 1)}[first, second])
     colour = COLOURS[base]
     style: dict[str, Any] = {
         "color": colour,

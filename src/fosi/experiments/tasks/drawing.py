@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from fosi.experiments import figures
 from fosi.experiments.tasks.runs import Curve
 from fosi.experiments.tasks.standings import Entry
+from fosi.experiments.tasks.sweeps import Sweep
 from fosi.experiments.tasks.task import Task
 
 Seeds = Sequence[Curve]
@@ -69,6 +70,26 @@ def standings(task: Task, shown: Sequence[Entry]) -> Figure:
         axis.set_xlabel("seconds on the clock")
         axis.set_ylabel(name)
     figures.legend(made, axes[0], columns=4)
+    made.suptitle(task.title)
+    return made
+
+
+def batches(task: Task, found: Sequence[Sweep]) -> Figure:
+    """Steps, and where they are known seconds, to a target over the size of a batch, both logarithmic."""
+    timed = any(value is not None for one in found for value in one.seconds.values())
+    made, axes = figures.figure(1, 1 + timed, width=5.0 * (1 + timed), height=4.2, squeeze=False)
+    for axis, name in zip(axes[0], ("steps", "seconds"), strict=False):
+        for one in found:
+            known = {size: value for size, value in getattr(one, name).items() if value is not None}
+            label = ", ".join([one.optimizer, *([one.settings] if one.settings else [])])
+            look = figures.look(one.optimizer, len(known)) | {"label": label, "markevery": 1}
+            look |= {"linestyle": ":"} if one.settings else {}
+            axis.plot(list(known), list(known.values()), **look)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xlabel("examples in a batch")
+        axis.set_ylabel(f"{name} to the target")
+    figures.legend(made, axes[0, 0], columns=3)
     made.suptitle(task.title)
     return made
 

@@ -10,13 +10,18 @@ from typing import Any
 import numpy as np
 
 from fosi.experiments import figures
-from fosi.experiments.tasks import PAPER, TASKS, drawing, markdown, report, settings, standings, summary
+from fosi.experiments.tasks import PAPER, TASKS, drawing, markdown, report, settings, standings, summary, sweeps
 from fosi.experiments.tasks.pinn import TASKS as PINNS
 from fosi.experiments.tasks.standings import ASIDE, PUBLISHED, Entry, Kind, Published
 from fosi.experiments.tasks.summary import VERSIONS
+from fosi.experiments.tasks.sweeps import Sweep
 
 NAME = "curvature.md"
 TITLE = "# Where curvature rules, measured"
+IN_BATCHES = (
+    "Steps to the best validation of the base alone in its largest batch, at the task's own rate, with the same seed; "
+    "medians over seeds. All have seen as many examples at their end."
+)
 MARKS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 """Losses to which seconds are given, where someone got so far."""
 
@@ -40,17 +45,24 @@ def write(where: Path) -> list[Path]:
             parts += [f"![{task}, solutions](./{task}/solutions{end}.png)"] if drawn else []
         if (where / task / "curves").exists():
             summary.write(where / task)
-    if not found:
+    environments = [curve.environment for entry in found for curve in entry.runs.values()]
+    for made in (made for made in TASKS.values() if made.resizes):
+        curves = summary.retimed(summary.curves(where / made.name))
+        if swept := sweeps.sweeps(made, curves):
+            environments += [curve.environment for curve in curves if curve.plan.batch_size is not None]
+            written += figures.save(drawing.batches(made, swept), where / made.name / "batches")
+            parts += [f"## {made.title}, larger batches", in_batches(swept), IN_BATCHES]
+            parts += [f"![{made.name}](./{made.name}/batches.png)"]
+    if not parts:
         return []
     path = where / NAME
     report.check_mine(path, TITLE)
-    path.write_text("\n\n".join([TITLE, *preface(found), *parts]) + "\n", encoding="utf-8")
+    path.write_text("\n\n".join([TITLE, *preface(environments), *parts]) + "\n", encoding="utf-8")
     return [path, *written]
 
 
-def preface(found: Sequence[Entry]) -> list[str]:
+def preface(environments: Sequence[Mapping[str, Any]]) -> list[str]:
     """Where and how it was measured."""
-    environments = [curve.environment for entry in found for curve in entry.runs.values()]
     devices = sorted({environment["device"] for environment in environments})
     versions = sorted({f"{name} {e[name]}" for e in environments for name in VERSIONS if name in e})
     return [
@@ -82,6 +94,20 @@ def section(task: str, kind: Kind, known: Sequence[Entry]) -> list[str]:
         every = sorted(known, key=lambda entry: (entry.optimizer, entry.loss or float("inf")))
         parts += ["Every setting:", table(task, every, peer)]
     return parts
+
+
+def in_batches(swept: Sequence[Sweep]) -> str:
+    """A line an optimizer: steps to the target, and seconds, in batches of every size."""
+    sizes = sorted({size for one in swept for size in one.steps})
+    rows = []
+    for one in swept:
+        row = [one.optimizer, one.settings]
+        for size in sizes:
+            steps, seconds = one.steps.get(size), one.seconds.get(size)
+            said = "-" if size not in one.steps else markdown.NEVER if steps is None else f"{steps:g}"
+            row.append(said if seconds is None else f"{said} ({seconds:.3g} s)")
+        rows.append(row)
+    return markdown.table(["optimizer", "settings", *(f"batches of {size}" for size in sizes)], rows)
 
 
 def ratio(entry: Entry, peer: Entry | None) -> str:
