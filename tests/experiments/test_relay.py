@@ -136,6 +136,21 @@ def test_target_is_of_the_same_relay_without_fosi():
     assert settings.for_one("adam-newton-cg", more) == {"switch_at": 5, "max_cg": 9}
 
 
+def test_settings_of_fosi_around_lbfgs():
+    loss = lambda p, b: (jnp.sum(p), None)  # noqa: E731
+
+    def alphas(name, **given):
+        phases = optimizers.build(name, TASKS["wave"], loss, 100, alpha=0.25, **given).phases
+        return [phase.fosi._core.options.alpha for phase in phases]
+
+    assert alphas("fosi-lbfgs") == [0.25] and alphas("adam-fosi-lbfgs", switch_at=5) == [0.25]
+    assert alphas("fosi-adam-fosi-lbfgs", switch_at=5) == [0.25, 1.0]
+    with pytest.raises(ValueError, match="warmup is 0, but fosi-lbfgs begins anew at the switch: give 1 or more"):
+        optimizers.build("adam-fosi-lbfgs", TASKS["wave"], loss, 100, switch_at=5, warmup=0)
+    plan = Plan("wave", "fosi-lbfgs", options={"memory_size": 20, "k": 3})
+    assert plan.reference == Plan("wave", "lbfgs", options={"memory_size": 20})
+
+
 def test_switch_after_the_end(tmp_path):
     plan = Plan("reaction", "adam-lbfgs", tiny=True, rounds=2, options={"switch_at": 10})
     with pytest.raises(ValueError, match="switch_at is 10, but the run has 10 steps"):

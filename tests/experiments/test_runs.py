@@ -302,8 +302,9 @@ def test_target_is_of_the_same_batch_size_and_neither_is_the_papers():
         of("adam", 0.5, rate_factor=3.0),
         of("fosi-adam", 0.5, options={"k": 3}),
         of("kfac", 0.5, rate_factor=2.0),
+        of("fosi-soap", 0.5),
     ]
-    assert [line["protocol"] for line in summary.summarise(changed)] == ["control", "ablation", "paper"]
+    assert [line["protocol"] for line in summary.summarise(changed)] == ["control", "ablation", "paper", "own"]
     # What a step takes depends on the batch.
     own.environment["shared"] = True
     assert math.isnan(summary.retimed([own, base])[0].points[-1].seconds)

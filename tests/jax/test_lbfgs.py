@@ -1,5 +1,7 @@
 """FOSI around L-BFGS against BFGS's textbook recursion from FOSI's metric, dense; and against optax's own L-BFGS."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,8 @@ import optax
 import pytest
 
 import fosi
-from fosi.jax import fosi_lbfgs
+from fosi.jax import ModelLoss, fosi_lbfgs
+from fosi.jax.steps import Subspace
 from fosi.jax.transform import own_state
 from tests import oracle
 from tests.cases import assert_same_path, problem_named
@@ -30,7 +33,8 @@ def expected_path(problem, steps, memory, rate, warmup, every):
             s, y = theta - last[0], g - last[1]
             if s @ y > 0:
                 pairs = [*pairs, (s, y)][-memory:]
-                gamma = max(s @ outside @ y, 1e-3 * (s @ y)) / (y @ outside @ y)
+                known = s @ outside @ y > 1e-3 * (s @ y)
+                gamma = (s @ outside @ y) / (y @ outside @ y) if known else max([gamma, *1 / np.abs(lam)])
         last = theta, g
         H = oracle.bfgs(V @ np.diag(1 / np.abs(lam)) @ V.T + gamma * outside, pairs)
         theta = theta - rate * H @ g
@@ -132,10 +136,75 @@ def test_a_pair_without_curvature_changes_nothing_and_a_step_that_fails_forgets_
     assert not pairs(state).used.any()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("n", "large", "k"), [(3, 2, 2), (3, 2, 3), (50, 5, 5)])
+def test_steps_inside_the_subspace_say_nothing_of_the_rest(n, large, k, dtype):
+    """All of the first change of the gradient is inside V: γ, read off the rest of it, was 1e7 and the loss rose."""
+    with x64(dtype):
+        scales = jnp.concatenate([jnp.logspace(4, 2, large, dtype=dtype), jnp.ones(n - large, dtype)])
+
+        def loss(w):
+            return jnp.sum(scales * (w - 1) ** 2)
+
+        opt = fosi_lbfgs(k=k, warmup=1, refresh_every=3, memory_size=10, num_matvecs=min(n, 30))
+        w = jnp.zeros(n, dtype)
+        state, losses = opt.init(w), [loss(w)]
+        step = jax.jit(lambda g, s, w, v: opt.update(g, s, w, value=v, grad=g, value_fn=loss))
+        for _ in range(12):
+            value, grad = jax.value_and_grad(loss)(w)
+            updates, state = step(grad, state, w, value)
+            w = optax.apply_updates(w, updates)
+            losses.append(loss(w))
+        losses = np.asarray(losses, np.float64)
+    assert np.all(losses[1:] <= losses[:-1] * (1 + 1e-3) + 1e-12) and losses[-1] < 1e-6 * losses[0]
+
+
+class Found(NamedTuple):
+    value: jax.Array
+    grad: jax.Array
+
+
+def test_a_search_that_finds_no_lower_loss_takes_no_step():
+    """As optax's, whose last trial is taken, whatever the loss is there."""
+    ends = optax.GradientTransformationExtraArgs(
+        lambda params: Found(jnp.asarray(jnp.inf), jnp.zeros_like(params)),
+        lambda updates, state, params=None, *, value_fn, **_: (updates, Found(value_fn(params), 7 * updates)),
+    )
+    opt = fosi_lbfgs(k=1, memory_size=2, linesearch=ends, warmup=100, num_matvecs=3)
+    w, g = jnp.array([1.0, 2.0, 3.0]), jnp.array([0.1, 0.2, 0.2])
+    for end, taken in ((1.0, True), (1.00005, True), (1.001, False), (jnp.nan, False)):
+        given = {"value": jnp.ones(()), "value_fn": lambda w, end=end: jnp.asarray(end)}
+        updates, state = opt.update(g, opt.init(w), w, **given)  # without grad, which is then the updates
+        np.testing.assert_allclose(updates, -g if taken else 0 * g)
+        assert state.base.search.value == (jnp.float32(end) if taken else 1)
+        np.testing.assert_allclose(state.base.search.grad, -7 * g if taken else g)
+
+
+def test_steps_lead_down_whatever_rounding_makes_of_the_gram_matrix():
+    rng = np.random.default_rng(0)
+    pairs = fosi_lbfgs(k=1, memory_size=2, num_matvecs=3).init(jnp.zeros(3)).base.pairs
+    none = Subspace(jnp.zeros((1, 3)), jnp.zeros(1), jnp.ones(()))
+    for wrong in (-40.0, 1.0, 40.0):
+        vectors = jnp.asarray(rng.normal(size=(5, 3)), jnp.float32)
+        gram = jnp.array([[1.0, wrong], [0.0, 1.0]])
+        given = pairs._replace(steps=vectors[:2], changes=vectors[2:4], gram=gram, used=jnp.ones(2, bool))
+        assert float(jnp.vdot(given.times(none, vectors[4]), vectors[4])) > 0
+
+
+def test_estimates_are_of_the_batch_where_one_comes():
+    model = ModelLoss(lambda w, x: x @ w, lambda out, x: jnp.mean((out - 1) ** 2))
+    opt = fosi_lbfgs(model, k=2, warmup=0, num_matvecs=3, curvature="gauss_newton")
+    x, w = jnp.diag(jnp.array([3.0, 2.0, 1.0])), jnp.zeros(3)
+    value, grad = jax.value_and_grad(model)(w, x)
+    given = {"value": value, "grad": grad, "value_fn": lambda w: model(w, x)}
+    _, state = opt.update(grad, opt.init(w), w, batch=x, **given)
+    np.testing.assert_allclose(state.eigenvalues, [6.0, 8 / 3], rtol=1e-5)
+
+
 def test_what_it_cannot_do_is_named():
     with pytest.raises(ValueError, match="memory_size must be an integer ≥ 1, got 0"):
         fosi_lbfgs(memory_size=0)
-    for name, value in {"mask": True, "lr_rule": "gd", "momentum": fosi.Ema(0.9)}.items():
+    for name, value in {"mask": np.array([True, False]), "lr_rule": "gd", "momentum": fosi.Ema(0.9)}.items():
         with pytest.raises(ValueError, match=f"{name} has no meaning for fosi_lbfgs"):
             fosi_lbfgs(**{name: value})
     opt = fosi_lbfgs(k=1, refresh="external", num_matvecs=2)

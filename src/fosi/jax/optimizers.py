@@ -209,12 +209,13 @@ def fosi_lbfgs(
     """FOSI around L-BFGS, for losses without noise: physics-informed networks, full batches.
 
     L-BFGS's first guess of the inverse Hessian is FOSI's metric, V diag(α/|λ|) Vᵀ + γ(I − V Vᵀ), and its pairs correct
-    it; a line search goes along the whole step. Called as ``optax.lbfgs`` is; where the loss is the same in every step
-    ``optax.value_and_grad_from_state`` saves a gradient a step.
+    it; a line search goes along the whole step. Called as ``optax.lbfgs`` is, with a ``value_fn`` of the parameters
+    alone; where the loss is the same in every step ``optax.value_and_grad_from_state`` saves a gradient a step. To
+    ``optax.inject_hyperparams`` name ``memory_size`` and ``linesearch`` beside ``STATIC_ARGS``.
 
     Args:
-      loss_fn: loss_fn(params, batch) -> scalar; None where estimates are made of ``value_fn``, as with ``update`` they
-        always are.
+      loss_fn: loss_fn(params, batch) -> scalar, where estimates are made of a ``batch=``; None where they are made of
+        ``value_fn``.
       memory_size: how many pairs are kept.
       alpha: α, 1 for Newton's own step inside the subspace.
       linesearch: an optax line search; None for that of ``optax.lbfgs``, made to bear the noise of float32.
@@ -239,12 +240,13 @@ def fosi_lbfgs(
       >>> print(f"{loss(w):.4f}")
       0.0000
     """
-    if not isinstance(memory_size, numbers.Integral) or memory_size < 1:
+    if not isinstance(memory_size, numbers.Integral) or isinstance(memory_size, bool) or memory_size < 1:
         raise ValueError(f"memory_size must be an integer ≥ 1, got {memory_size!r}")
     settings = settle(JaxOptions, {"alpha": alpha, **options})
-    for name in ("mask", "lr_rule", "momentum"):
-        if getattr(settings, name) not in (None, "auto"):
-            raise ValueError(f"{name} has no meaning for fosi_lbfgs, got {getattr(settings, name)!r}; leave it out")
+    momentum = None if settings.momentum == "auto" else settings.momentum
+    for name, value in {"mask": settings.mask, "lr_rule": settings.lr_rule, "momentum": momentum}.items():
+        if value is not None:
+            raise ValueError(f"{name} has no meaning for fosi_lbfgs, got {value!r}; leave it out")
     search = line_search() if linesearch is None else linesearch
     return build(LbfgsStep(int(memory_size), optax.with_extra_args_support(search)), loss_fn, settings)
 

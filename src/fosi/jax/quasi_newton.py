@@ -20,8 +20,8 @@ from jax.scipy.linalg import solve_triangular
 from fosi.jax import space as sp
 from fosi.jax.steps import Subspace
 
-_LEAST_CURVATURE = 1e-3
-"""Of the curvature along a step, how much is at least taken to lie outside the subspace: γ stays above zero."""
+_LEAST_SHARE = 1e-3
+"""Of the curvature along a step, how much must lie outside the subspace for γ to be read off it."""
 
 
 _LOSS_NOISE = 1e-4
@@ -65,13 +65,13 @@ class Pairs(NamedTuple):
             gradient=space.zeros(dtype),
         )
 
-    def seen(self, basis: sp.Basis, place: sp.Vector, gradient: sp.Vector, first: jax.Array) -> Pairs:
+    def seen(self, subspace: Subspace, place: sp.Vector, gradient: sp.Vector, first: jax.Array) -> Pairs:
         """With the pair of the step that led here, if the curvature along it is positive.
 
         Where nothing has moved the search found no lower loss: all pairs are forgotten, and the next step is H₀'s.
 
         Args:
-          basis: V.
+          subspace: V, and α / |λ|.
           place: the parameters.
           gradient: there.
           first: whether this is the first step, before which there is no other.
@@ -89,10 +89,15 @@ class Pairs(NamedTuple):
 
         steps, changes = put(self.steps, step), put(self.changes, change)
         column = jnp.where(accepted, sp.products(steps, change), self.gram[:, self.next])
-        outside = _minus(change, sp.combine(basis, sp.products(basis, change)))
-        size = jnp.maximum(_dot(outside, outside), jnp.finfo(curvature.dtype).tiny)
-        scale = jnp.maximum(_dot(step, outside), _LEAST_CURVATURE) / size
-        otherwise = jnp.where(first, jnp.minimum(1, 1 / sp.norm(gradient)), self.scale)
+        outside = _minus(change, sp.combine(subspace.basis, sp.products(subspace.basis, change)))
+        share, size = _dot(step, outside), _dot(outside, outside)
+        # A step inside the subspace says nothing of the rest, but that it is flatter than what is in there.
+        known = (share > _LEAST_SHARE) & (size > 0)
+        flatter = jnp.maximum(self.scale, jnp.max(subspace.newton, initial=0))
+        scale = jnp.where(known, share / jnp.where(known, size, 1), flatter)
+        steepness = sp.norm(gradient)
+        start = jnp.where(steepness > 1, 1 / steepness, 1)  # 1 too where it is no number
+        otherwise = jnp.where(first, start, self.scale)
         return Pairs(
             steps,
             changes,
@@ -108,7 +113,8 @@ class Pairs(NamedTuple):
         """H times a vector.
 
         The two loops of L-BFGS as two triangular systems, R a = Sᵀg and Rᵀb = a − YᵀH₀(g − Y a), with R the upper
-        triangle of SᵀY, oldest pair first: a loop would wait for each of its pairs.
+        triangle of SᵀY, oldest pair first: a loop would wait for each of its pairs. Whatever rounding makes of R, it
+        is (I − Y R⁻¹ Sᵀ)ᵀ H₀ (I − Y R⁻¹ Sᵀ) + (R⁻¹ Sᵀ)ᵀ R⁻¹ Sᵀ: never a way up.
         """
         size = len(self.used)
         oldest_first = (self.next + jnp.arange(size)) % size
@@ -176,13 +182,14 @@ class LbfgsStep:
             )
         gradient = space.pack(space.leaves(grads), space.dtype)
         place = space.pack(space.leaves(params), space.dtype)
-        pairs = base_state.pairs.seen(subspace.basis, place, gradient, count == 0)
-        ahead = pairs.times(subspace, gradient)
-        # Rounding may leave no way down; the gradient is one.
-        down = _dot(ahead, gradient) > 0
-        ahead = jax.tree.map(lambda a, g: jnp.where(down, -a, -pairs.scale * g), ahead, gradient)
+        if not space.flat:  # as leaves they are the caller's own arrays, which may be given away
+            gradient, place = jax.tree.map(jnp.copy, (gradient, place))
+        pairs = base_state.pairs.seen(subspace, place, gradient, count == 0)
+        ahead = jax.tree.map(jnp.negative, pairs.times(subspace, gradient))
         direction = space.merge(space.unpack(ahead), jax.tree.map(jnp.zeros_like, grads))
-        updates, search = self.search.update(direction, base_state.search, params, **{"grad": grads, **extra_args})
+        extra_args = {"grad": grads, **extra_args}
+        updates, search = self.search.update(direction, base_state.search, params, **extra_args)
+        updates, search = _no_worse(updates, search, extra_args["value"], extra_args["grad"])
         return updates, LbfgsState(pairs, search), None
 
 
@@ -197,11 +204,21 @@ def line_search() -> optax.GradientTransformationExtraArgs:
     )
 
 
+def _no_worse(updates: sp.Tree, search: Any, value: Any, grad: sp.Tree) -> tuple[sp.Tree, Any]:
+    """No step, where a search that knows the loss at its end has found none as low: optax's takes its last trial."""
+    if not (hasattr(search, "value") and hasattr(search, "grad")):
+        return updates, search
+    lower = search.value <= value + _LOSS_NOISE * jnp.abs(value)  # False for what is no number
+    updates = jax.tree.map(lambda u: jnp.where(lower, u, jnp.zeros_like(u)), updates)
+    found = jnp.where(lower, search.value, value).astype(search.value.dtype)
+    slopes = jax.tree.map(lambda new, old: jnp.where(lower, new, old).astype(new.dtype), search.grad, grad)
+    return updates, search._replace(value=found, grad=slopes)
+
+
 def _minus(one: sp.Vector, other: sp.Vector) -> sp.Vector:
     return jax.tree.map(jnp.subtract, one, other)
 
 
 def _dot(one: sp.Vector, other: sp.Vector) -> jax.Array:
-    return functools.reduce(
-        jnp.add, jax.tree.leaves(jax.tree.map(lambda x, y: jnp.vdot(x, y, precision="highest"), one, other))
-    )
+    # As a sum: on an explicit mesh a contraction over a sharded axis is ambiguous.
+    return functools.reduce(jnp.add, jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum(x * y), one, other)))

@@ -153,7 +153,9 @@ class _Core:
         space = self._space(params, state.basis)
         if self.options.refresh == "inline":
             due = self.options.schedule(space.size).due(state.count)
-            state = self._refresh_if(due, space, state, params, batch, value_fn)
+            # A line search has its value_fn whatever the estimate is made of; where a batch comes too, it is of that.
+            searched = self.step.searches and batch is not None
+            state = self._refresh_if(due, space, state, params, batch, None if searched else value_fn)
         alpha = self.options.alpha
         alpha = alpha(state.count) if callable(alpha) else alpha
         # Nothing, not 1/eps, for the pairs not in use: an injected eps is 0 in float16, and ∞ times a zero row NaN.

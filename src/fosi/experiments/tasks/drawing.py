@@ -167,9 +167,9 @@ def _axes(task: Task, axes: Any, runs: Mapping[str, Seeds], shown: Mapping[str, 
         typical, every = values(shown.values(), name), values(runs.values(), name)
         bests = [max(known, key=lambda x: sign * x) for seeds in runs.values() if (known := values([seeds], name))]
         if typical:
-            _limits(axis, typical, max(every, key=lambda x: sign * x), bests if whole else [], sign > 0)
-            if whole and sign < 0 and max(bests) > 2 * min(bests) > 0:
+            if whole and sign < 0 and max(bests) > 2 * min(bests) > 0 and min(every) > 0:
                 axis.set_yscale("log")
+            _limits(axis, typical, max(every, key=lambda x: sign * x), bests if whole else [], sign > 0)
     axes[0, 0].set_ylabel("training loss")
     axes[1, 0].set_ylabel(f"validation {task.metric}")
     steps = task.extra.get("steps_a_round")
@@ -182,5 +182,8 @@ def _limits(axis: Axes, typical: Sequence[float], best: float, bests: Sequence[f
     """Shows where curves differ: the steep beginning, and what diverged, may leave the picture; the best may not."""
     worst = float(np.quantile(typical, 0.1 if rising else 0.9))
     low, high = min(worst, best, *bests), max(worst, best, *bests)
+    if axis.get_yscale() == "log":
+        axis.set_ylim(low * (low / high) ** 0.05, high * (high / low) ** 0.05)
+        return
     space = 0.05 * (high - low) or 1.0
     axis.set_ylim(low - space, high + space)

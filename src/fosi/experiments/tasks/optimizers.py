@@ -127,9 +127,12 @@ def _relay(
     at = options.pop("switch_at")
     its = {key: options.pop(key) for key in settings.SECONDS[second] if key in options}
     opening = name.removesuffix(f"-{second}")
-    if settings.with_fosi(second):  # the settings are for both, but for the rate where there is no search
-        its |= {key: value for key, value in options.items() if key != "alpha"}
-        options = options if settings.with_fosi(opening) else {}
+    if settings.with_fosi(second):
+        if options.get("warmup") == 0:
+            raise ValueError(f"warmup is 0, but {second} begins anew at the switch: give 1 or more")
+        both_have = settings.with_fosi(opening)  # the same settings, but for α, which is 1 where a search follows
+        its |= {key: value for key, value in options.items() if not (both_have and key == "alpha")}
+        options = options if both_have else {}
     first = build(opening, task, loss, steps_a_round, rate_factor, **options)
     made = _searching(second, task, loss, model, its)
     phases = *(phase._replace(until=at, part="first") for phase in first.phases), *_phase(made, at, "second")

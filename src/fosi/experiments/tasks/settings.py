@@ -83,7 +83,7 @@ def second_of(name: str) -> str | None:
 def of_relay(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that say how a second optimizer goes on, which FOSI and its base must have alike."""
     second = second_of(name)
-    if second is None or name not in RELAYS:
+    if second is None or (name not in RELAYS and not with_fosi(name)):
         return {}
     return {key: options[key] for key in ("switch_at", *SECONDS[second]) if key in options}
 

@@ -178,8 +178,11 @@ def _protocol(plan: Plan) -> str:
     """``"paper"`` with the paper's settings, whose peers are tuned; ``"own"`` where the paper has none."""
     if plan.of.fosi is not None or plan.batch_size is not None:
         return "own"
-    as_tuned = plan.optimizer in settings.PEERS
-    if as_tuned or (plan.rate_factor == 1 and plan.curvature == "fixed" and not plan.options):
+    if plan.optimizer in ("kfac", "lbfgs"):
+        return "paper"
+    if not settings.is_wrappable(plan.optimizer):
+        return "own"
+    if plan.rate_factor == 1 and plan.curvature == "fixed" and not plan.options:
         return "paper"
     return "ablation" if settings.with_fosi(plan.optimizer) else "control"
 
