@@ -203,8 +203,7 @@ class JaxEngine(OnDevice):
         chosen = self._curvature(self.first, order, index)
         batches = [(run.state, self.problem.batch(self.problem.data, indices)) for indices in chosen]
         batch = batches[0] if len(batches) == 1 else Batches(batches)
-        state = run.opt_state if phase.part is None else getattr(run.opt_state, phase.part)
-        state = phase.fosi.refresh(state, run.params, batch=batch)
+        state = phase.fosi.refresh(phase.state(run.opt_state), run.params, batch=batch)
         opt_state = state if phase.part is None else run.opt_state._replace(**{phase.part: state})
         return run._replace(opt_state=jax.block_until_ready(opt_state))
 
@@ -219,8 +218,7 @@ class JaxEngine(OnDevice):
         phase = self._phase(run)
         if phase is None:
             return Estimate()
-        state = run.opt_state if phase.part is None else getattr(run.opt_state, phase.part)
-        ours = [s for s in jax.tree.leaves(state, is_leaf=_is_fosi) if _is_fosi(s)]
+        ours = [s for s in jax.tree.leaves(phase.state(run.opt_state), is_leaf=_is_fosi) if _is_fosi(s)]
         used = np.asarray(ours[0].accepted)
         return Estimate(float(ours[0].lr_scale), tuple(float(x) for x in np.asarray(ours[0].eigenvalues)[used]))
 

@@ -42,6 +42,10 @@ class Phase(NamedTuple):
         """Whether it is in use."""
         return self.since <= step and (self.until is None or step < self.until)
 
+    def state(self, whole: Any) -> Any:
+        """Its state, of the optimizer's."""
+        return whole if self.part is None else getattr(whole, self.part)
+
 
 @dataclass(frozen=True)
 class Built:
