@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("flax")
 
-from fosi.experiments.tasks import PAPER, markdown, ratios, report, summary
+from fosi.experiments.tasks import PAPER, markdown, peers, ratios, report, summary
 from fosi.experiments.tasks.ratios import Group
 
 HEAD = {"task": "lr", "backend": "jax", "mode": None, "backbone": None, "rounds": 100, "tiny": False, "device": "test"}
@@ -159,10 +159,27 @@ def test_tuned_second_order_is_shown_at_its_best():
         line("kfac", 0, None, best_val=0.8, options={"momentum": 0.5}),
         line("kfac", 0, None, best_val=0.9, options={"momentum": 0.1}, diverged=True),
     ]
-    assert markdown.best_of(Group("lr", lines), "kfac")["options"] == {"momentum": 0.5}
-    assert markdown.best_of(Group("lr", lines), "lbfgs") is None
-    text = markdown.second_order({"lr": Group("lr", lines)})
-    assert "| LR | kfac | momentum 0.5 | 100 | 80.0% | 0.1 | 9 | 10 | never |" in text
+    group = Group("lr", lines)
+    assert peers.best_of(group, "kfac")["options"] == {"momentum": 0.5}
+    assert peers.best_of(group, "lbfgs") is None
+    assert "| LR | kfac | momentum 0.5 | 100 | 80.0% | 0.1 | 9 | 10 | never |" in peers.beside_fosi({"lr": group})
+
+
+def test_all_settings_that_were_tried_are_shown_beside_the_best():
+    lines = [
+        line("kfac", 0, 3.0, best_val=0.8, options={"momentum": 0.9}, steps_to_target=58),
+        line("kfac", 0, None, best_val=0.7, options={"momentum": 0.5}),
+        line("kfac", 0, None, best_val=0.9, options={}, rounds=6, diverged=True),
+        line("lbfgs", 0, None, best_val=0.6),  # one setting alone is no search
+        line("fosi-adam", 0, None, best_val=0.9, options={"alpha": 0.1}),
+    ]
+    rows = peers.tried({"lr": Group("lr", lines)}).splitlines()[2:]
+    assert rows == [
+        "| LR | kfac | momentum 0.9 | 100 | **80.0%** | 0.1 | 58 |",
+        "| LR | kfac | momentum 0.5 | 100 | 70.0% | 0.1 | never |",
+        "| LR | kfac |  | 6, diverged | 90.0% | 0.1 | never |",
+    ]
+    assert peers.tried({"lr": Group("lr", lines[3:])}) == ""
 
 
 def test_second_order_may_have_fewer_rounds_and_a_base_may_not():

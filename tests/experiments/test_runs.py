@@ -210,6 +210,12 @@ def test_what_costs_the_same_is_timed_alike_and_what_does_not_is_not():
         assert math.isnan(seconds(**other))
     where = {"device": "another"}
     assert math.isnan(seconds())
+    # Which rate K-FAC is given costs nothing; to find it anew each step does.
+    where = {}
+    alone = curve(plan("kfac", options={"learning_rate": 0.1, "momentum": 0.9}), rows)
+    assert seconds(optimizer="kfac", options={"learning_rate": 1.0, "momentum": 0.5}) == pytest.approx(5.0)
+    assert math.isnan(seconds(optimizer="kfac", options={}))
+    assert math.isnan(seconds(optimizer="kfac", options={"learning_rate": 0.1}))
     # A line search takes as long as it takes.
     lbfgs, busy = curve(plan("lbfgs"), rows), curve(plan("lbfgs", seed=1), rows)
     busy.environment["shared"] = True

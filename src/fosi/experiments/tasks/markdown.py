@@ -10,7 +10,7 @@ from fosi.experiments.tasks import TASKS, ratios
 from fosi.experiments.tasks.engine import CURVATURES
 from fosi.experiments.tasks.plan import CONTROL
 from fosi.experiments.tasks.ratios import BASES, Group, Line, Ratio
-from fosi.experiments.tasks.settings import PEERS, with_fosi
+from fosi.experiments.tasks.settings import with_fosi
 
 Groups = Mapping[str, Group]
 _SHORT = {"heavy-ball": "HB", "adam": "Adam"}
@@ -139,41 +139,6 @@ def generalisation(groups: Groups) -> str:
     return table(headings, rows)
 
 
-def second_order(groups: Groups) -> str:
-    """K-FAC, L-BFGS and the other peers beside FOSI on Heavy-Ball, each at its best settings."""
-    headings = [
-        "task",
-        "optimizer",
-        "settings",
-        "rounds",
-        "best validation",
-        "best training loss",
-        "seconds in all",
-        "ms per step",
-    ]
-    headings.append("seconds to HB's best validation")
-    rows = []
-    for task, group in groups.items():
-        chosen = list(group.pick("fosi-heavy-ball").values())[:1]
-        chosen += [x for name in PEERS if (x := best_of(group, name)) is not None]
-        for line in chosen:
-            said = [f"{key} {value}" for key, value in line["options"].items()]
-            settings = ", ".join([*([f"{line['rate_factor']:g}× rate"] if line["rate_factor"] != 1 else []), *said])
-            row = [task.upper(), line["optimizer"], settings, str(line["rounds"]), metric(task, line["best_val"])]
-            row += ["-" if line["best_train"] is None else f"{line['best_train']:.4g}"]
-            row.append("-" if line["seconds"] is None else f"{line['seconds']:.4g}")
-            row.append("-" if line["ms_per_step"] is None else f"{line['ms_per_step']:.3g}")
-            rows.append([*row, seconds(line["seconds_to_target"], {0: line}, "seconds_to_target")])
-    return table(headings, rows)
-
-
-def best_of(group: Group, optimizer: str) -> Line | None:
-    """The run of an optimizer that was tuned, with the best validation; one that diverged only where all did."""
-    sign = TASKS[group.task].sign
-    found = [line for line in group.lines if line["optimizer"] == optimizer and line["best_val"] is not None]
-    return max(found, key=lambda line: (not line["diverged"], sign * line["best_val"]), default=None)
-
-
 def curvature(groups: Groups) -> str:
     """What the estimates are made on, over the seeds that all of them have."""
     headings = [
@@ -216,15 +181,20 @@ def ablations(groups: Groups) -> str:
                 continue
             seen.append(key)
             picked = group.pick(*key)
-            settings = [f"{name} {value}" for name, value in line["options"].items()]
-            settings += [f"{line['rate_factor']:g}× rate"] if line["rate_factor"] != 1 else []
-            settings += [f"estimates on {line['curvature']}"] if line["curvature"] != "fixed" else []
-            row = [task.upper(), line["optimizer"], ", ".join(settings), ratio(group.ratio(picked, line["base"]))]
+            row = [task.upper(), line["optimizer"], settings(line), ratio(group.ratio(picked, line["base"]))]
             row += [ratio(group.ratio(picked, line["base"], "steps_to_target"))]
             control = {s: x for s, x in group.pick(line["base"], CONTROL).items() if s in picked}
             row += [ratio(group.ratio(control, line["base"], x)) for x in ("seconds_to_target", "steps_to_target")]
             rows.append([*row, metric(task, group.median(picked, "best_val")), str(len(picked))])
     return table(headings, rows) if rows else ""
+
+
+def settings(line: Line) -> str:
+    """What a run has in the place of the task's own settings."""
+    said = [f"{name} {value}" for name, value in line["options"].items()]
+    said += [f"{line['rate_factor']:g}× rate"] if line["rate_factor"] != 1 else []
+    said += [f"estimates on {line['curvature']}"] if line["curvature"] != "fixed" else []
+    return ", ".join(said)
 
 
 def means(found: Sequence[float]) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fosi.experiments import figures
-from fosi.experiments.tasks import TASKS, drawing, markdown, ratios, summary
+from fosi.experiments.tasks import TASKS, drawing, markdown, peers, ratios, summary
 from fosi.experiments.tasks.plan import CONTROL
 from fosi.experiments.tasks.ratios import BASES, Group
 from fosi.experiments.tasks.runs import Curve
@@ -66,7 +66,7 @@ def draw(group: Group, curves: Mapping[str, Curve], folder: Path) -> Iterable[Pa
     ours = {name: found[0] for name, found in runs.items() if with_fosi(name)}
     if any(point.eigenvalues for curve in ours.values() for point in curve.points):
         written += figures.save(drawing.spectra(task, ours), folder / "spectra")
-    tuned = {name: line for name in PEERS if (line := markdown.best_of(group, name)) is not None}
+    tuned = {name: line for name in PEERS if (line := peers.best_of(group, name)) is not None}
     if tuned:
         beside: dict[str, list[Curve]] = {
             name: runs[name] for name in ("heavy-ball", "fosi-heavy-ball") if name in runs
@@ -122,15 +122,17 @@ def text(groups: Groups, where: Path, known: int) -> str:
             "one fixed batch of four times the size; average: the mean over the batch about to be trained on and the "
             "next three.",
         ]
-    if peers := {line["optimizer"] for line in lines} & {*PEERS}:
+    if others := {line["optimizer"] for line in lines} & {*PEERS}:
         shown = (task for task in groups if (where / task / "second-order.png").exists())
         parts += [
-            "## K-FAC and L-BFGS" if peers <= {"kfac", "lbfgs"} else "## Other optimizers",
-            markdown.second_order(groups),
+            "## K-FAC and L-BFGS" if others <= {"kfac", "lbfgs"} else "## Other optimizers",
+            peers.beside_fosi(groups),
             "In the figures K-FAC and L-BFGS have one run each. A run whose seconds are not known is drawn over epochs "
             "alone.",
             *(f"![{task}]({task}/second-order.png)" for task in shown),
         ]
+        if all_of_them := peers.tried(groups):
+            parts += ["Those above are the best, in bold here, of all settings that were tried:", all_of_them]
     spectra = [task for task in groups if (where / task / "spectra.png").exists()]
     parts += [
         "## What FOSI costs",
