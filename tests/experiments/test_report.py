@@ -167,19 +167,46 @@ def test_tuned_second_order_is_shown_at_its_best():
 
 def test_all_settings_that_were_tried_are_shown_beside_the_best():
     lines = [
-        line("kfac", 0, 3.0, best_val=0.8, options={"momentum": 0.9}, steps_to_target=58),
-        line("kfac", 0, None, best_val=0.7, options={"momentum": 0.5}),
-        line("kfac", 0, None, best_val=0.9, options={}, rounds=6, diverged=True),
-        line("lbfgs", 0, None, best_val=0.6),  # one setting alone is no search
+        line("kfac", 0, 3.0, best_val=0.8, options={"momentum": 0.9, "learning_rate": 0.1}, steps_to_target=58),
+        line("kfac", 0, None, best_val=0.95, options={"momentum": 0.5}, rounds=40),
+        line("kfac", 0, None, best_val=0.99, options={"momentum": 0.5}, rounds=6),  # a short one, to be timed
+        line("kfac", 0, None, best_val=0.9, rounds=60, diverged=True, steps=7),
+        line("lbfgs", 0, None, best_val=0.6),  # one setting alone, though with two seeds, is no search
+        line("lbfgs", 1, None, best_val=0.7),
         line("fosi-adam", 0, None, best_val=0.9, options={"alpha": 0.1}),
     ]
     rows = peers.tried({"lr": Group("lr", lines)}).splitlines()[2:]
     assert rows == [
-        "| LR | kfac | momentum 0.9 | 100 | **80.0%** | 0.1 | 58 |",
-        "| LR | kfac | momentum 0.5 | 100 | 70.0% | 0.1 | never |",
-        "| LR | kfac |  | 6, diverged | 90.0% | 0.1 | never |",
+        "| LR | kfac |  | diverged in step 7 | 90.0% | 0.1 | never | never |",
+        "| LR | kfac | learning_rate 0.1, momentum 0.9 | 100 | 80.0% | 0.1 | 58 | 3 |",
+        "| LR | kfac | momentum 0.5 | 40 | **95.0%** | 0.1 | not in 40 | not in 40 |",
     ]
-    assert peers.tried({"lr": Group("lr", lines[3:])}) == ""
+    assert peers.tried({"lr": Group("lr", lines[4:])}) == ""
+
+
+def test_a_best_that_was_not_timed_has_the_best_that_was_beside_it():
+    best = line("lbfgs", 0, None, best_val=0.9, options={"memory_size": 100}, seconds=None, steps_to_target=58)
+    timed, worse = line("lbfgs", 0, 4.0, best_val=0.8), line("lbfgs", 0, 4.0, best_val=0.7, options={"memory_size": 30})
+    group = Group("lr", [worse, timed, best])
+    assert peers.shown(group, "lbfgs") == [best, timed] and peers.best_of(group, "lbfgs") is best
+    rows = peers.tried({"lr": group}).splitlines()
+    assert "| LR | lbfgs | memory_size 100 | 100 | **90.0%** | 0.1 | 58 | - |" in rows
+    assert peers.shown(Group("lr", [worse, timed]), "lbfgs") == [timed] and peers.shown(Group("lr", []), "kfac") == []
+
+
+def test_memory_is_of_the_papers_settings_and_of_as_many_pairs_as_are_best():
+    lines = [
+        line("adam", 0, 1.0, peak_memory=3 * 2**20),
+        line("adam", 1, 1.0, peak_memory=2 * 2**20),
+        line("adam", 1, 1.0, peak_memory=2**20, rate_factor=3.0),
+        line("fosi-adam", 0, 1.0, peak_memory=9 * 2**20),
+        line("fosi-adam", 0, 1.0, peak_memory=5 * 2**20, options={"k": 3}),
+        line("lbfgs", 0, 1.0, best_val=0.8, peak_memory=4 * 2**20),
+        line("lbfgs", 0, 1.0, best_val=0.9, peak_memory=7 * 2**20, options={"memory_size": 100}),
+        line("kfac", 0, 1.0, best_val=0.8, peak_memory=6 * 2**20),
+        line("kfac", 0, 1.0, best_val=0.9, peak_memory=8 * 2**20, options={"momentum": 0.9}),
+    ]
+    assert peers.memory({"lr": Group("lr", lines)}).splitlines()[2] == "| LR | - | - | 2 | 9 | 6 | 7 |"
 
 
 def test_second_order_may_have_fewer_rounds_and_a_base_may_not():

@@ -216,6 +216,7 @@ def test_what_costs_the_same_is_timed_alike_and_what_does_not_is_not():
     assert seconds(optimizer="kfac", options={"learning_rate": 1.0, "momentum": 0.5}) == pytest.approx(5.0)
     assert math.isnan(seconds(optimizer="kfac", options={}))
     assert math.isnan(seconds(optimizer="kfac", options={"learning_rate": 0.1}))
+    assert math.isnan(seconds(optimizer="kfac", options={"learning_rate": 0.1, "momentum": None}))
     # A line search takes as long as it takes.
     lbfgs, busy = curve(plan("lbfgs"), rows), curve(plan("lbfgs", seed=1), rows)
     busy.environment["shared"] = True

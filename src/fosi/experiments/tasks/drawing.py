@@ -25,17 +25,21 @@ def learning_curves(task: Task, runs: Mapping[str, Seeds], control: str = "", wh
 
     Args:
       task: whose.
-      runs: by label, an optimizer's name; what comes after a comma says how it was run otherwise.
-      control: labels that end with this are drawn thin and dotted.
+      runs: by label, an optimizer's name; what comes after a comma says how it was run otherwise. The second of an
+        optimizer is thin and dotted.
+      control: axes are not made for labels that end with this.
       whole: whether every run must be seen at its best, however far that is from the others'.
     """
     timed = any(math.isfinite(curve.points[-1].seconds) for seeds in runs.values() for curve in seeds)
     columns = 2 if timed else 1
     made, axes = figures.figure(2, columns, width=5.0 * columns, height=6.6, sharey="row", sharex="col", squeeze=False)
+    drawn: set[str] = set()
     for label, seeds in runs.items():
-        look = figures.look(label.partition(",")[0]) | {"label": label}
-        if control and label.endswith(control):
+        optimizer = label.partition(",")[0]
+        look = figures.look(optimizer) | {"label": label}
+        if optimizer in drawn:  # the control, or other settings
             look |= {"linestyle": ":", "linewidth": 1.2}
+        drawn.add(optimizer)
         for row, name in enumerate(("train_loss", "metric")):
             rounds = np.arange(1, max(len(curve.points) for curve in seeds) + 1)
             middle, low, high = _band([[getattr(p, name) for p in curve.points] for curve in seeds])

@@ -113,18 +113,6 @@ def cost(groups: Groups) -> str:
     return table(headings, rows)
 
 
-def memory(groups: Groups) -> str:
-    """The most memory held on the device."""
-    names = ("heavy-ball", "fosi-heavy-ball", "adam", "fosi-adam", "kfac", "lbfgs")
-    rows = []
-    for task, group in groups.items():
-        plain = [x for x in group.lines if x["rate_factor"] == 1 and x["curvature"] == "fixed"]
-        known = {name: [x["peak_memory"] for x in plain if x["optimizer"] == name] for name in names}
-        row = [f"{min(found) / 2**20:.0f}" if (found := [x for x in known[n] if x]) else "-" for n in names]
-        rows.append([task.upper(), *row])
-    return table(["task, MiB", *names], rows)
-
-
 def generalisation(groups: Groups) -> str:
     """The best validation of each, when it came, and where the run ended."""
     headings = ["task", "base", "best validation, base", "FOSI", "in round, base", "FOSI", f"base at {CONTROL:g}× rate"]
@@ -191,7 +179,7 @@ def ablations(groups: Groups) -> str:
 
 def settings(line: Line) -> str:
     """What a run has in the place of the task's own settings."""
-    said = [f"{name} {value}" for name, value in line["options"].items()]
+    said = [f"{name} {value}" for name, value in sorted(line["options"].items())]
     said += [f"{line['rate_factor']:g}× rate"] if line["rate_factor"] != 1 else []
     said += [f"estimates on {line['curvature']}"] if line["curvature"] != "fixed" else []
     return ", ".join(said)
@@ -226,6 +214,11 @@ def seconds(value: float | None, picked: Mapping[int, Line], name: str) -> str:
     if value is not None:
         return f"{value:.3g}"
     return NEVER if picked and 2 * sum(ratios.missed(x, name) for x in picked.values()) >= len(picked) else "-"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with so many digits."""
+    return "-" if value is None else f"{value:.{digits}g}"
 
 
 def count(value: float | None) -> str:

@@ -66,14 +66,19 @@ def draw(group: Group, curves: Mapping[str, Curve], folder: Path) -> Iterable[Pa
     ours = {name: found[0] for name, found in runs.items() if with_fosi(name)}
     if any(point.eigenvalues for curve in ours.values() for point in curve.points):
         written += figures.save(drawing.spectra(task, ours), folder / "spectra")
-    tuned = {name: line for name in PEERS if (line := peers.best_of(group, name)) is not None}
+    tuned = [line for name in PEERS for line in peers.shown(group, name)]
     if tuned:
         beside: dict[str, list[Curve]] = {
             name: runs[name] for name in ("heavy-ball", "fosi-heavy-ball") if name in runs
         }
-        beside |= {name: [curves[line["curve"]]] for name, line in tuned.items()}
+        beside |= {_said(line): [curves[line["curve"]]] for line in tuned}
         written += figures.save(drawing.learning_curves(task, beside, whole=True), folder / "second-order")
     return written
+
+
+def _said(line: ratios.Line) -> str:
+    """A peer and its settings, for a legend."""
+    return ", ".join(part for part in (line["optimizer"], markdown.settings(line)) if part)
 
 
 def text(groups: Groups, where: Path, known: int) -> str:
@@ -127,21 +132,27 @@ def text(groups: Groups, where: Path, known: int) -> str:
         parts += [
             "## K-FAC and L-BFGS" if others <= {"kfac", "lbfgs"} else "## Other optimizers",
             peers.beside_fosi(groups),
-            "In the figures K-FAC and L-BFGS have one run each. A run whose seconds are not known is drawn over epochs "
-            "alone.",
+            "Each with the first seed and the settings whose best validation is best, whatever the rounds; where the "
+            "seconds of those are not known, with the best of which they are too. What they are not known of is drawn "
+            "over epochs alone.",
             *(f"![{task}]({task}/second-order.png)" for task in shown),
         ]
         if all_of_them := peers.tried(groups):
-            parts += ["Those above are the best, in bold here, of all settings that were tried:", all_of_them]
+            parts += [
+                "All settings that were tried, the best in bold. Where none are given, L-BFGS has 10 pairs, and K-FAC "
+                "an adaptive rate and momentum, a damping of 1 at first and a tenth of that at least:",
+                all_of_them,
+            ]
     spectra = [task for task in groups if (where / task / "spectra.png").exists()]
     parts += [
         "## What FOSI costs",
         markdown.cost(groups),
         "T used is the formula's, 2m / 0.1 = 800; the last column is T = τ₃ / (1.1 τ₁ − τ₂) by the measured times.",
         "## Memory",
-        markdown.memory(groups),
+        peers.memory(groups),
         "The least, over the runs, of the most that a process held on the device: data, evaluation and what compiling "
-        "tries out included. - where it is not known: another run of the same process had held as much.",
+        "tries out included; of L-BFGS with as many pairs as at its best. - where it is not known: another run of the "
+        "same process had held as much.",
         "## Generalisation",
         markdown.generalisation(groups),
         "The round of the best validation is where overfitting starts, if it does.",

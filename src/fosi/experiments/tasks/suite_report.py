@@ -126,9 +126,13 @@ def table(task: str, shown: Sequence[Entry], peer: Entry | None, published: Publ
     headings += [*(["published loss, error"] if published else []), "seeds"]
     lines = []
     for entry in shown:
-        line = [entry.optimizer, entry.settings, *(_number(x) for x in (entry.loss, entry.metric, entry.seconds))]
+        line = [
+            entry.optimizer,
+            entry.settings,
+            *(markdown.number(x) for x in (entry.loss, entry.metric, entry.seconds)),
+        ]
         line.append(ratio(entry, peer))
-        line += [_number(entry.seconds_to(loss)) for loss in marks]
+        line += [markdown.number(entry.seconds_to(loss)) for loss in marks]
         if published:
             line.append(", ".join(f"{x:.1e}" for x in published.get(entry.optimizer, ())) or "-")
         lines.append([*line, str(len(entry.runs))])
@@ -145,7 +149,3 @@ def solutions(folder: Path, shown: Sequence[Entry]) -> dict[str, Mapping[str, An
             with np.load(path) as arrays:
                 found[entry.optimizer] = dict(arrays)
     return found
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"

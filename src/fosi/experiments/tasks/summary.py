@@ -19,7 +19,8 @@ _FOSIS = ("alpha", "eps", "max_lr_scale", "accept", "warmup", "refresh_every", "
 _PEERS = ("b1", "b2", "shampoo_beta", "beta", "gamma", "initial_damping", "min_damping")
 FREE = (*_FOSIS, *_PEERS)
 """Settings of FOSI and of its peers that change neither what a step costs nor what a refresh does."""
-_GIVEN = ("learning_rate", "momentum")
+ADAPTED = ("learning_rate", "momentum")
+"""Of K-FAC: to find one anew each step costs products with its matrix, None or not given; its value costs nothing."""
 VERSIONS = ("fosi", "jax", "jaxlib", "optax", "flax", "torch", "kfac-jax", "numpy", "python")
 
 
@@ -79,8 +80,9 @@ def retimed(finished: Iterable[Curve]) -> list[Curve]:
 def _costs(curve: Curve) -> tuple[Any, ...]:
     """The same for runs whose steps and refreshes take equally long."""
     options = {name: value for name, value in curve.plan.options.items() if name not in FREE}
-    # To find its rate and momentum anew costs K-FAC products with its matrix; which ones it is given costs nothing.
-    options |= {name: 0.0 for name in options if name in _GIVEN and curve.plan.optimizer == "kfac"}
+    if curve.plan.optimizer == "kfac":
+        given = {name: value is not None for name, value in options.items() if name in ADAPTED}
+        options = {**options, **given}
     return replace(curve.plan, seed=0, rounds=None, rate_factor=1.0, options=options).name, *_where(curve)
 
 
