@@ -9,7 +9,8 @@ import optax
 import pytest
 
 import fosi
-from fosi.jax import ModelLoss, fosi_lbfgs
+from fosi.jax import ModelLoss, fosi_lbfgs, space
+from fosi.jax.quasi_newton import Pairs
 from fosi.jax.steps import Subspace
 from fosi.jax.transform import own_state
 from tests import oracle
@@ -34,7 +35,9 @@ def expected_path(problem, steps, memory, rate, warmup, every):
             if s @ y > 0:
                 pairs = [*pairs, (s, y)][-memory:]
                 known = s @ outside @ y > 1e-3 * (s @ y)
-                gamma = (s @ outside @ y) / (y @ outside @ y) if known else max([gamma, *1 / np.abs(lam)])
+                measured = (s @ outside @ y) / (y @ outside @ y)
+                flattest = max(1 / np.abs(lam[:2]), default=0)
+                gamma = max(measured, 0.03 * flattest) if known else max(gamma, flattest)
         last = theta, g
         H = oracle.bfgs(V @ np.diag(1 / np.abs(lam)) @ V.T + gamma * outside, pairs)
         theta = theta - rate * H @ g
@@ -80,6 +83,23 @@ def test_before_the_first_estimate_it_is_optaxs_lbfgs():
     theirs, _ = path(optax.lbfgs(memory_size=4), problem, 12)
     assert np.linalg.norm(theirs[-1] - theirs[0]) > 0.1
     assert_same_path(ours, theirs, 1e-7)
+
+
+def test_what_is_left_out_is_not_taken_for_much_steeper_than_the_largest_that_are_in():
+    curvature = jnp.array([4.0, 2.0, 1e4, 1e-6])  # since the estimate something steep has come up outside
+    subspace = Subspace(jnp.eye(4)[jnp.array([0, 1, 3])], 1 / curvature[jnp.array([0, 1, 3])], jnp.ones(()))
+    like = Pairs.none(space.span(jnp.zeros(4), layout="flat"), 3)
+
+    def scale(step, largest):
+        return like.seen(subspace, largest, step, curvature * step, jnp.zeros((), bool)).scale
+
+    assert scale(jnp.ones(4), 2) == pytest.approx(0.03 / 2)
+    assert scale(jnp.ones(4), 1) == pytest.approx(0.03 / 4)
+    assert scale(jnp.ones(4), 0) == pytest.approx(1e-4)
+    # A step within says nothing of the rest: it is taken for as flat as the flattest of the largest, or as it was.
+    assert scale(jnp.array([1.0, 1.0, 0.0, 1.0]), 2) == 1
+    like = like._replace(scale=jnp.asarray(0.1))
+    assert scale(jnp.array([1.0, 1.0, 0.0, 1.0]), 2) == pytest.approx(1 / 2)
 
 
 def stiff(w):

@@ -248,7 +248,8 @@ def fosi_lbfgs(
         if value is not None:
             raise ValueError(f"{name} has no meaning for fosi_lbfgs, got {value!r}; leave it out")
     search = line_search() if linesearch is None else linesearch
-    return build(LbfgsStep(int(memory_size), optax.with_extra_args_support(search)), loss_fn, settings)
+    step = LbfgsStep(int(memory_size), optax.with_extra_args_support(search), settings.k)
+    return build(step, loss_fn, settings)
 
 
 def _adam(

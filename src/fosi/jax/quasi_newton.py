@@ -23,6 +23,11 @@ from fosi.jax.steps import Subspace
 _LEAST_SHARE = 1e-3
 """Of the curvature along a step, how much must lie outside the subspace for γ to be read off it."""
 
+_LEAST_SCALE = 0.03
+"""γ is no less than this part of the longest α/|λ| of the largest eigenvalues. Were the estimate still true, all that
+it leaves out would be flatter than those, and γ larger. But a pair's γ is led by the steepest of what the step met,
+some of which has left the subspace since, and is smaller by factors of hundreds. On the equations of waves and of
+Burgers 0.03 needed a fifth fewer gradients than 0 to the same loss, and fewer than 0.01, 0.1 and 1."""
 
 _LOSS_NOISE = 1e-4
 
@@ -65,13 +70,14 @@ class Pairs(NamedTuple):
             gradient=space.zeros(dtype),
         )
 
-    def seen(self, subspace: Subspace, place: sp.Vector, gradient: sp.Vector, first: jax.Array) -> Pairs:
+    def seen(self, subspace: Subspace, largest: int, place: sp.Vector, gradient: sp.Vector, first: jax.Array) -> Pairs:
         """With the pair of the step that led here, if the curvature along it is positive.
 
         Where nothing has moved the search found no lower loss: all pairs are forgotten, and the next step is H₀'s.
 
         Args:
           subspace: V, and α / |λ|.
+          largest: how many of its rows are of the largest eigenvalues, which come first.
           place: the parameters.
           gradient: there.
           first: whether this is the first step, before which there is no other.
@@ -91,10 +97,11 @@ class Pairs(NamedTuple):
         column = jnp.where(accepted, sp.products(steps, change), self.gram[:, self.next])
         outside = _minus(change, sp.combine(subspace.basis, sp.products(subspace.basis, change)))
         share, size = _dot(step, outside), _dot(outside, outside)
-        # A step inside the subspace says nothing of the rest, but that it is flatter than what is in there.
+        # A step inside the subspace says nothing of the rest, but that it is flatter than the largest in there.
         known = (share > _LEAST_SHARE) & (size > 0)
-        flatter = jnp.maximum(self.scale, jnp.max(subspace.newton, initial=0))
-        scale = jnp.where(known, share / jnp.where(known, size, 1), flatter)
+        flattest = jnp.max(subspace.newton[:largest], initial=0)
+        measured = jnp.maximum(share / jnp.where(known, size, 1), _LEAST_SCALE * flattest)
+        scale = jnp.where(known, measured, jnp.maximum(self.scale, flattest))
         steepness = sp.norm(gradient)
         start = jnp.where(steepness > 1, 1 / steepness, 1)  # 1 too where it is no number
         otherwise = jnp.where(first, start, self.scale)
@@ -149,6 +156,7 @@ class LbfgsStep:
 
     memory_size: int
     search: optax.GradientTransformationExtraArgs
+    largest: int
     searches: ClassVar[bool] = True
 
     def init(self, space: sp.Space, params: sp.Tree) -> LbfgsState:
@@ -184,7 +192,7 @@ class LbfgsStep:
         place = space.pack(space.leaves(params), space.dtype)
         if not space.flat:  # as leaves they are the caller's own arrays, which may be given away
             gradient, place = jax.tree.map(jnp.copy, (gradient, place))
-        pairs = base_state.pairs.seen(subspace, place, gradient, count == 0)
+        pairs = base_state.pairs.seen(subspace, self.largest, place, gradient, count == 0)
         ahead = jax.tree.map(jnp.negative, pairs.times(subspace, gradient))
         direction = space.merge(space.unpack(ahead), jax.tree.map(jnp.zeros_like, grads))
         extra_args = {"grad": grads, **extra_args}
