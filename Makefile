@@ -59,7 +59,7 @@ quadratic: $(VENV)/.quickstart  ## the paper's studies on quadratic functions (Q
 
 test: $(STAMP)  ## run the tests (PYTEST_ARGS="-k lanczos" to choose)
 	@echo "Running the tests ..."
-	@$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 # Each environment has one backend and lacks the other; the scripts make sure of it.
 test-backends: $(VENV)-jax/.installed $(VENV)-torch/.installed  ## train with each backend where the other is not installed

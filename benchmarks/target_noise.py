@@ -1,8 +1,8 @@
-"""How much of the time to a best accuracy is chance? Transfer learning, looked at five times an epoch.
+"""How much of the time to a best accuracy is chance? Transfer learning on cached features, looked at more often.
 
 The paper's target is the best of all accuracies of the base. Accuracies of 10,000 images differ by a few from one look
-to the next, so the best of twenty is a lottery, and of a hundred more so. The mean over the last epoch's looks is not:
-it says when the optimizer has arrived. Steps to either, of Adam and of FOSI on Adam, from the same runs.
+to the next, so the best of twenty is a lottery, and of a hundred more so. The mean over the last epoch's five looks is
+less of one. Steps to either, of Adam and of FOSI on Adam, from the same runs.
 """
 
 from __future__ import annotations

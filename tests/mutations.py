@@ -33,6 +33,7 @@ class Break(NamedTuple):
 
 CAP = "tests/experiments/test_quadratic.py::test_cap_on_the_scaling_is_kept"
 JAX = (LITERAL, CAP, CLAIMS, "tests/jax/test_oracle.py")
+LBFGS = ("tests/jax/test_lbfgs.py",)
 TORCH = (LITERAL, "tests/torch/test_oracle.py")
 BREAKS = (
     Break(
@@ -113,6 +114,34 @@ BREAKS = (
         "accepted &= (residuals <= _RESIDUAL * magnitude) & (magnitude > resolution)",
         "pass",
         ("tests/torch/test_spectrum.py", *TORCH),
+    ),
+    Break(
+        "L-BFGS: its first guess does not know the subspace",
+        "jax/quasi_newton.py",
+        "inside = (subspace.newton - self.scale) * sp.products(subspace.basis, rest)",
+        "inside = 0 * sp.products(subspace.basis, rest)",
+        LBFGS,
+    ),
+    Break(
+        "L-BFGS: γ of the whole change of the gradient, not of what lies outside",
+        "jax/quasi_newton.py",
+        "outside = _minus(change, sp.combine(subspace.basis, sp.products(subspace.basis, change)))",
+        "outside = change",
+        LBFGS,
+    ),
+    Break(
+        "L-BFGS: pairs out of order once the ring has gone round",
+        "jax/quasi_newton.py",
+        "oldest_first = (self.next + jnp.arange(size)) % size",
+        "oldest_first = jnp.arange(size)",
+        LBFGS,
+    ),
+    Break(
+        "L-BFGS: γ, and what it is no less than, of the smallest eigenvalues too",
+        "jax/quasi_newton.py",
+        "lengths_inside = subspace.newton[:largest]",
+        "lengths_inside = subspace.newton",
+        LBFGS,
     ),
 )
 

@@ -64,4 +64,5 @@ def test_a_refresh_keeps_to_its_memory(k):
     whole = size(lambda s, p, b: opt.refresh(s, p, batch=b)._replace(base=None), state, params, batch)
     one = size(product, params, batch, params)
     m = opt.schedule(params).num_matvecs
+    assert whole > one > 0
     assert whole - one <= (m + k + 4) * N * 4

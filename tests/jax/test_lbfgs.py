@@ -96,6 +96,10 @@ def test_what_is_left_out_is_not_taken_for_much_steeper_than_the_largest_that_ar
     assert scale(jnp.ones(4), 2) == pytest.approx(0.03 / 2)
     assert scale(jnp.ones(4), 1) == pytest.approx(0.03 / 4)
     assert scale(jnp.ones(4), 0) == pytest.approx(1e-4)
+    # What is so small that it is rounding's, as where k is more than the rank and every pair is accepted, is no length.
+    subspace = subspace._replace(newton=jnp.array([1 / 4, 1e8, 1e6]))
+    assert scale(jnp.ones(4), 2) == pytest.approx(0.03 / 4)
+    subspace = subspace._replace(newton=jnp.array([1 / 4, 1 / 2, 1e6]))
     # A step within says nothing of the rest: it is taken for as flat as the flattest of the largest, or as it was.
     assert scale(jnp.array([1.0, 1.0, 0.0, 1.0]), 2) == 1
     like = like._replace(scale=jnp.asarray(0.1))

@@ -203,6 +203,40 @@ def test_a_sharded_run_equals_one_on_a_single_device_and_gathers_nothing(mesh, n
     np.testing.assert_allclose(after.eigenvalues, wanted_state.eigenvalues, rtol=1e-5)
 
 
+def lbfgs_steps(params, batch, count=6, **options):
+    """Parameters after so many steps of FOSI around L-BFGS, the state before and after, and the step compiled."""
+    # Not optax's own search, whose inner products gather what is split.
+    opt = fj.fosi_lbfgs(memory_size=3, linesearch=optax.scale(0.3), **{**SMALL, **options})
+
+    @jax.jit
+    def step(params, state, batch):
+        def value_fn(params):
+            return loss_fn(params, batch)
+
+        value, grad = jax.value_and_grad(value_fn)(params)
+        updates, state = opt.update(grad, state, params, value=value, grad=grad, value_fn=value_fn)
+        return optax.apply_updates(params, updates), state
+
+    before = after = opt.init(params)
+    compiled = step.lower(params, before, batch).compile()
+    for _ in range(count):
+        params, after = compiled(params, after, batch)
+    return params, before, after, compiled
+
+
+def test_lbfgs_sharded_equals_one_on_a_single_device_and_gathers_nothing(mesh):
+    batch, params = sharded_problem(mesh)
+    params, before, after, compiled = lbfgs_steps(params, batch)
+    assert placed(after._replace(base=after.base.pairs)) == placed(before._replace(base=before.base.pairs))
+    assert int(after.refreshes) == 3
+    assert_split_as_the_parameters(after.base.pairs.steps)
+    found = collectives(compiled)
+    assert {kind for kind, _ in found} == {"all-reduce"} and max(size for _, size in found) <= SMALL["num_matvecs"]
+    with jax.set_mesh(jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,))):
+        wanted = lbfgs_steps(*jax.tree.map(jnp.asarray, (problem()[1], problem()[0])), layout="flat")[0]
+    np.testing.assert_allclose(vector(params), vector(wanted), rtol=1e-3, atol=1e-4)
+
+
 def test_a_refresh_outside_jit_keeps_types_and_places(mesh):
     batch, params = sharded_problem(mesh)
     opt = optimizers(refresh="external")["adamw"]

@@ -37,7 +37,7 @@ def learning_curves(task: Task, runs: Mapping[str, Seeds], control: str = "", wh
     for label, seeds in runs.items():
         optimizer = label.partition(",")[0]
         look = figures.look(optimizer) | {"label": label}
-        if optimizer in drawn:  # the control, or other settings
+        if optimizer in drawn or (control and label.endswith(control)):
             look |= {"linestyle": ":", "linewidth": 1.2}
         drawn.add(optimizer)
         for row, name in enumerate(("train_loss", "metric")):

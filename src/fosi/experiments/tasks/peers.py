@@ -20,7 +20,7 @@ def beside_fosi(groups: Groups) -> str:
         ours = list(group.pick("fosi-heavy-ball").values())[:1]
         for line in [*ours, *(line for name in PEERS for line in shown(group, name))]:
             times = [markdown.number(line[name]) for name in ("seconds", "ms_per_step")]
-            rows.append([*_row(line), *times, _reached(line, "seconds_to_target")])
+            rows.append([*_row(line), *times, _reached(group, line, "seconds_to_target")])
     return markdown.table(headings, rows)
 
 
@@ -32,17 +32,18 @@ def tried(groups: Groups) -> str:
         for name in PEERS:
             best, lines = best_of(group, name), searched(group, name)
             for line in lines if len(lines) > 1 else []:
-                reached = [_reached(line, x) for x in ("steps_to_target", "seconds_to_target")]
+                reached = [_reached(group, line, x) for x in ("steps_to_target", "seconds_to_target")]
                 rows.append([*_row(line, line is best), *reached])
     return markdown.table(headings, rows) if rows else ""
 
 
 def memory(groups: Groups) -> str:
-    """The most memory held on the device, by L-BFGS with as many pairs as at its best."""
+    """The most memory held on the device."""
     ours, rows = ("heavy-ball", "fosi-heavy-ball", "adam", "fosi-adam"), []
     for task, group in groups.items():
         held = {name: [line["peak_memory"] for line in group.pick(name).values()] for name in ours}
-        held |= {name: [line["peak_memory"] for line in _as_large(group, name)] for name in _MEASURED}
+        for name in _MEASURED:
+            held[name] = [line["peak_memory"] for line in group.lines if line["optimizer"] == name]
         known = ([x for x in held[name] if x] for name in (*ours, *_MEASURED))
         rows.append([task.upper(), *(f"{min(found) / 2**20:.0f}" if found else "-" for found in known)])
     return markdown.table(["task, MiB", *ours, *_MEASURED], rows)
@@ -62,9 +63,9 @@ def best_of(group: Group, optimizer: str) -> Line | None:
 
 
 def searched(group: Group, optimizer: str) -> list[Line]:
-    """A run for each of the settings that were tried: of several the longest, such as one beside a short, timed one."""
+    """A run for each of the settings that were tried, of the first seed: the longest, as beside a short, timed one."""
     found: dict[str, Line] = {}
-    for line in sorted(group.lines, key=lambda line: (-line["rounds"], line["seed"])):
+    for line in sorted(group.lines, key=lambda line: (line["seed"], line["diverged"], -line["rounds"])):
         if line["optimizer"] == optimizer:
             found.setdefault(markdown.settings(line), line)
     return [found[settings] for settings in sorted(found)]
@@ -74,13 +75,6 @@ def _best(group: Group, lines: list[Line]) -> Line | None:
     sign = TASKS[group.task].sign
     found = [line for line in lines if line["best_val"] is not None]
     return max(found, key=lambda line: (not line["diverged"], sign * line["best_val"]), default=None)
-
-
-def _as_large(group: Group, optimizer: str) -> list[Line]:
-    """The runs with as many pairs, which is what changes how much is held, as the best."""
-    best = best_of(group, optimizer)
-    pairs = None if best is None else best["options"].get("memory_size")
-    return [x for x in group.lines if x["optimizer"] == optimizer and x["options"].get("memory_size") == pairs]
 
 
 def _row(line: Line, marked: bool = False) -> list[str]:
@@ -97,10 +91,10 @@ def _row(line: Line, marked: bool = False) -> list[str]:
     ]
 
 
-def _reached(line: Line, name: str) -> str:
+def _reached(group: Group, line: Line, name: str) -> str:
     """When the target was reached, if it was: a run that was given fewer rounds than the target's might have yet."""
     if line[name] is not None:
         return str(line[name]) if isinstance(line[name], int) else markdown.number(line[name])
     said = markdown.seconds(None, {0: line}, name)
-    short = line["rounds"] < TASKS[line["task"]].rounds and not line["diverged"]
+    short = line["rounds"] < group.length and not line["diverged"]
     return f"not in {line['rounds']}" if said == markdown.NEVER and short else said

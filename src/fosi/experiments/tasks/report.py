@@ -151,8 +151,8 @@ def text(groups: Groups, where: Path, known: int) -> str:
         "## Memory",
         peers.memory(groups),
         "The least, over the runs, of the most that a process held on the device: data, evaluation and what compiling "
-        "tries out included; of L-BFGS with as many pairs as at its best. - where it is not known: another run of the "
-        "same process had held as much.",
+        "tries out included; a further pair of L-BFGS's holds two vectors more. - where it is not known: another run "
+        "of the same process had held as much.",
         "## Generalisation",
         markdown.generalisation(groups),
         "The round of the best validation is where overfitting starts, if it does.",

@@ -81,8 +81,8 @@ def _costs(curve: Curve) -> tuple[Any, ...]:
     """The same for runs whose steps and refreshes take equally long."""
     options = {name: value for name, value in curve.plan.options.items() if name not in FREE}
     if curve.plan.optimizer == "kfac":
-        given = {name: value is not None for name, value in options.items() if name in ADAPTED}
-        options = {**options, **given}
+        given = {name: value for name, value in options.items() if value is not None}
+        options = {name: name in ADAPTED or value for name, value in given.items()}
     return replace(curve.plan, seed=0, rounds=None, rate_factor=1.0, options=options).name, *_where(curve)
 
 
