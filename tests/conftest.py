@@ -1,15 +1,10 @@
 """What every test runs under: eight host devices, no silent broadcasting, and x64 off before and after."""
 
 import os
-from pathlib import Path
 
 # Compiling is most of what the tests do: without LLVM's optimizations it takes two thirds of the time. Before JAX is
 # there, which reads it once; XLA_FLAGS= gives the programs that users run.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
-# And many tests compile what another has: both workers, and what they start, find it here. It outlives the run.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "xla"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 
 import jax
 import pytest

@@ -75,6 +75,9 @@ def test_a_run_under_way_by_its_checkpoint(tmp_path, monkeypatch):
 
     result = invoke("diagnose", "lm", "--checkpoint", str(checkpoint))
     assert result.exit_code == 2 and "is of the task lr, not of lm" in result.output
+    result = invoke("spectrum", "lr", "--checkpoint", str(checkpoint), "--seed", "1", "--rounds-before", "3")
+    assert result.exit_code == 2
+    assert "--seed and --rounds-before cannot be given beside --checkpoint" in " ".join(result.output.split())
     # What was written is no results file that a report would draw.
     result = invoke("report", str(tmp_path))
     assert result.exit_code == 0 and "Skipped" not in result.output, result.output

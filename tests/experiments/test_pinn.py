@@ -197,7 +197,7 @@ def test_in_double_precision():
         )
         engine = JaxEngine(TASKS["wave"], double, "fosi-lbfgs", 0, k=3, num_matvecs=12)
         run = training.start(engine)
-        losses = [point.train_loss for point in training.train(engine, run, 4)]
+        losses = [point.train_loss for point in training.train(engine, run, 2)]
         assert losses[-1] < losses[0] and {x.dtype for x in jax.tree.leaves(run.run.params)} == {np.dtype(np.float64)}
 
 

@@ -7,7 +7,6 @@ import os
 import warnings
 
 warnings.simplefilter("error")
-warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry", UserWarning)
 os.environ["DDE_BACKEND"] = "jax"
 
 import deepxde as dde  # noqa: E402

@@ -14,7 +14,7 @@ from tests.problems import symmetric
 
 # Every example compiles an estimate: few, the same ones every time, and a failing one is not shrunk.
 few = settings(
-    max_examples=10,
+    max_examples=7,
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],

@@ -36,6 +36,7 @@ _OUT = Path("fosi-results")
 
 
 def diagnose(
+    context: typer.Context,
     task: TaskName,
     optimizer: Optimizer = "adam",
     rounds_before: RoundsBefore = 1,
@@ -63,7 +64,7 @@ def diagnose(
     """
     console = Console()
     given = {"optimizer": optimizer, "rate_factor": rate_factor, "seed": seed, "mode": mode, "tiny": tiny}
-    probe = _probe(console, rounds_before, steps, checkpoint, data_dir, download, task=task, **given)
+    probe = _probe(console, context, rounds_before, steps, checkpoint, data_dir, download, task=task, **given)
     from fosi.experiments import figures
     from fosi.experiments.tasks import diagnosing
 
@@ -82,6 +83,7 @@ def diagnose(
 
 
 def spectrum(
+    context: typer.Context,
     task: TaskName,
     optimizer: Optimizer = "adam",
     rounds_before: RoundsBefore = 1,
@@ -105,7 +107,7 @@ def spectrum(
     """
     console = Console()
     given = {"optimizer": optimizer, "rate_factor": rate_factor, "seed": seed, "mode": mode, "tiny": tiny}
-    probe = _probe(console, rounds_before, steps, checkpoint, data_dir, download, task=task, **given)
+    probe = _probe(console, context, rounds_before, steps, checkpoint, data_dir, download, task=task, **given)
     from fosi.experiments import figures
     from fosi.experiments.tasks import diagnosing
 
@@ -130,6 +132,7 @@ def spectrum(
 
 def _probe(
     console: Console,
+    context: typer.Context,
     rounds: int,
     steps: int | None,
     checkpoint: Path | None,
@@ -148,6 +151,11 @@ def _probe(
             plan = probing.planned(checkpoint)
             if plan.task != given["task"]:
                 raise ValueError(f"{checkpoint} is of the task {plan.task}, not of {given['task']}")
+            other = [name for name, value in given.items() if value != getattr(plan, name)] + ["rounds_before", "steps"]
+            told = [x for x in other if getattr(context.get_parameter_source(x), "name", "DEFAULT") != "DEFAULT"]
+            if told:
+                options = " and ".join(f"--{name.replace('_', '-')}" for name in told)
+                raise ValueError(f"{options} cannot be given beside --checkpoint, which says otherwise; leave it out")
             return probing.resume(plan, plan.build(data_dir, download), checkpoint)
         plan = Plan(**given)
         probing.check(plan)
