@@ -113,6 +113,23 @@ def test_killed_command_goes_on_to_the_same_numbers(tmp_path):
     assert untimed(again.points) == untimed(whole.points)
 
 
+def test_seconds_end_a_run_after_the_round_in_which_they_pass(tmp_path):
+    which = plan("adam", rounds=None, seconds=0.05)
+    problem = which.build(None, False)
+    found = runs.run(which, problem, tmp_path)
+    *earlier, last = [point.seconds for point in found.points]
+    assert last >= 0.05 and all(seconds < 0.05 for seconds in earlier)
+    line = next(iter(summary.write(tmp_path / "lr")))
+    assert (line["rounds"], line["seconds_given"]) == (len(found.points), 0.05)
+    # Rounds end it too, where they are fewer.
+    assert len(runs.run(plan("adam", rounds=2, seconds=1e6), problem, tmp_path).points) == 2
+    assert which.reference.seconds == 0.05  # a base is given as many
+    with pytest.raises(ValueError, match=r"seconds is 0\.05, but the device is shared: give rounds"):
+        runs.run(which, problem, tmp_path / "other", shared=True)
+    with pytest.raises(ValueError, match="seconds is 0; give a number above 0"):
+        plan("adam", seconds=0)
+
+
 def test_line_has_all_fields_and_a_missed_target_is_null(tmp_path):
     for which in (plan("heavy-ball"), plan(), plan("heavy-ball", rate_factor=3.0), plan("lbfgs")):
         runs.run(which, which.build(None, False), tmp_path)

@@ -46,6 +46,14 @@ def test_medians_over_seeds_and_the_metric_where_the_loss_is_lowest(tmp_path):
     assert entry.seconds_to(2.5) == 3.0 and entry.seconds_to(1.5) is None and entry.seconds_to(4.0) == 1.0
 
 
+def test_runs_that_were_given_other_seconds_are_not_compared(tmp_path):
+    short, long = (run(tmp_path, "adam", [4.0, 1.0]) for _ in range(2))
+    long = replace(long, plan=replace(long.plan, rounds=None, seconds=20))
+    found = standings.kinds([short, long])
+    assert [kind.words for kind in found] == ["quick", "quick, 20 s"]
+    assert all(len(entries) == 1 for entries in found.values())
+
+
 def test_a_ratio_is_of_the_same_seed_to_the_lowest_loss_of_the_peer(tmp_path):
     curves = [run(tmp_path, "adam", [4.0, 2.0, 1.0, 1.5], seed) for seed in (0, 1, 2)]
     curves += [

@@ -46,6 +46,9 @@ Mode = Annotated[
 Quick = Annotated[
     bool, typer.Option("--quick", help="PINNs: --mode quick, a smaller network and grid, and 30 rounds of 100 steps.")
 ]
+Seconds = Annotated[
+    float | None, typer.Option(help="On the clock, after which no round is begun; then --rounds need not be given.")
+]
 BatchSize = Annotated[
     int | None, typer.Option(help="lm, ac: examples in a batch; the steps follow, so that epochs stay as they are.")
 ]
@@ -78,6 +81,7 @@ def train(
     mode: Mode = None,
     quick: Quick = False,
     rounds: Rounds = None,
+    seconds: Seconds = None,
     batch_size: BatchSize = None,
     backend: Backend = "jax",
     tiny: Tiny = False,
@@ -100,7 +104,8 @@ def train(
         curvature=curvature,
         options=_options(settings),
         mode=_mode(task, mode, quick),
-        rounds=_QUICK_ROUNDS if quick and rounds is None else rounds,
+        rounds=_QUICK_ROUNDS if quick and rounds is None and seconds is None else rounds,
+        seconds=seconds,
         batch_size=batch_size,
         backend=backend,
         tiny=tiny,
@@ -126,6 +131,7 @@ def compare(
     mode: Mode = None,
     quick: Quick = False,
     rounds: Rounds = None,
+    seconds: Seconds = None,
     batch_size: BatchSize = None,
     backend: Backend = "jax",
     tiny: Tiny = False,
@@ -145,12 +151,12 @@ def compare(
 
     optimizers = optimizers or ("" if quick else "heavy-ball,fosi-heavy-ball,") + "adam,fosi-adam"
     seeds = seeds or ("0" if quick else "0,1,2")
-    rounds = _QUICK_ROUNDS if quick and rounds is None else rounds
+    rounds = _QUICK_ROUNDS if quick and rounds is None and seconds is None else rounds
     if not all(seed.isdecimal() for seed in seeds.split(",")):
         raise typer.BadParameter(f"--seeds is {seeds!r}; give whole numbers with commas between, such as 0,1,2")
     given = _options(settings)
     common = {"task": task, "mode": _mode(task, mode, quick), "rounds": rounds, "batch_size": batch_size}
-    common |= {"backend": backend, "tiny": tiny}
+    common |= {"seconds": seconds, "backend": backend, "tiny": tiny}
     plans = []
     for seed in map(int, seeds.split(",")):
         for name in optimizers.split(","):
@@ -220,18 +226,18 @@ def _run_all(
     try:
         with Progress(*columns, console=console) as bar:
             for plan in plans:
-                row = bar.add_task(_label(plan), total=plan.length, shown="builds and compiles")
+                row = bar.add_task(_label(plan), total=plan.seconds or plan.length, shown="builds and compiles")
 
-                def show(point: Any, engine: Any, row: Any = row, metric: str = plan.of.metric) -> None:
-                    done = point.step // engine.steps_a_round
-                    bar.update(row, completed=done, shown=_shown(point, metric))
+                def show(point: Any, engine: Any, row: Any = row, plan: Any = plan) -> None:
+                    done = point.seconds if plan.seconds else point.step // engine.steps_a_round
+                    bar.update(row, completed=done, shown=_shown(point, plan.of.metric))
 
                 key = (plan.seed, plan.mode, plan.backend)
                 if key not in problems and not runs.is_done(plan, out):
                     problems.clear()  # one at a time: data fill the device
                     problems[key] = plan.build(data_dir, download)
                 curve = runs.run(plan, problems.get(key), out, show, checkpoint, shared)
-                bar.update(row, completed=plan.length, shown=_shown(curve.points[-1], plan.of.metric))
+                bar.update(row, completed=plan.seconds or plan.length, shown=_shown(curve.points[-1], plan.of.metric))
                 summary.write(out / plan.task)
     except ValueError as error:  # a DataError too
         raise typer.BadParameter(str(error)) from error

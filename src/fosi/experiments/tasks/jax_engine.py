@@ -18,6 +18,9 @@ from fosi.experiments.tasks.engine import Estimate
 from fosi.experiments.tasks.task import Problem, Task, whole
 from fosi.jax import Batches, FosiState, ModelLoss
 
+_LOOKS = 20
+"""Rounds of newton-cg for one of the others on a full batch: each step of it takes dozens of products."""
+
 
 class JaxRun(NamedTuple):
     """Arrays on the device."""
@@ -159,10 +162,12 @@ class JaxEngine(OnDevice):
           operator: what they are of, ``"hessian"`` or ``"gauss_newton"``.
           **options: FOSI's settings in the place of the paper's, or the optimizer's own.
         """
+        inner = settings.second_of(name) == "newton-cg"
+        self._looks = _LOOKS if inner and problem.batch is whole else 1
         super().__init__(problem, seed)
         self._curvature = engine.curvature(curvature)
         loss = self._operator(operator, name, task.l2)
-        model = self._model_loss("optimizer", name, task.l2) if settings.second_of(name) == "newton-cg" else None
+        model = self._model_loss("optimizer", name, task.l2) if inner else None
         self.built = optimizers.build(name, task, loss, self.steps_a_round, rate_factor, model, **options)
         self.rate = self.built.rate
         self._schedules = [phase.fosi.schedule(problem.params) for phase in self.built.phases]
@@ -187,6 +192,11 @@ class JaxEngine(OnDevice):
                 run, total = self._steps(run, total, self.problem.data, order[index])
         # The sum comes out of the same program as the run: where it is there, the run is.
         return run, float(total)
+
+    def order(self, index: int) -> jax.Array:
+        """The batches of a round."""
+        rows = super().order(index)
+        return rows[: -(-len(rows) // self._looks)]
 
     def due(self, step: int) -> bool:
         """Whether an estimate precedes this step."""

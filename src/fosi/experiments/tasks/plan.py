@@ -12,6 +12,8 @@ from fosi.experiments.tasks.task import Task
 
 IN_TORCH = ("lr", "lm", *pinn.TASKS)
 """The tasks that exist in PyTorch too."""
+ENDLESS = 10**6
+"""Rounds, where seconds end a run."""
 CONTROL = 3.0
 """The base alone at so many times its rate: what the learning-rate scaling alone could do."""
 
@@ -28,7 +30,8 @@ class Plan:
       rate_factor: multiplies the paper's learning rate.
       curvature: what estimates are made on; see ``engine.CURVATURES``.
       mode: one of the task's modes; None for its first.
-      rounds: how many; None for as many as in the paper.
+      rounds: how many; None for as many as in the paper, or as fit into ``seconds``.
+      seconds: on the clock, after which no further round is begun; None to go on to the last.
       batch_size: examples in a batch; None for the task's own, which is what its own number becomes.
       tiny: on made data, in seconds.
       options: FOSI's settings, or the optimizer's, in the place of the paper's.
@@ -42,6 +45,7 @@ class Plan:
     curvature: str = "fixed"
     mode: str | None = None
     rounds: int | None = None
+    seconds: float | None = None
     batch_size: int | None = None
     tiny: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -63,6 +67,8 @@ class Plan:
             raise ValueError(f"mode is {self.mode!r}; {known}")
         if self.rounds is not None and self.rounds < 1:
             raise ValueError(f"rounds is {self.rounds}; give 1 or more")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"seconds is {self.seconds}; give a number above 0")
         self._check_batch_size()
         if taken := [name for name in self.options if name in ("seed", "rate_factor", "curvature", "task", "name")]:
             raise ValueError(f"{taken[0]} is no setting of the optimizer here: a run has its own, give it apart")
@@ -96,6 +102,8 @@ class Plan:
             parts.append(self.mode)
         if self.rounds is not None:
             parts.append(f"rounds-{self.rounds}")
+        if self.seconds is not None:
+            parts.append(f"seconds-{self.seconds:g}")
         if self.batch_size is not None:
             parts.append(f"batch-{self.batch_size}")
         parts += [f"{key.replace('_', '-')}-{value}" for key, value in sorted(self.options.items())]
@@ -121,8 +129,10 @@ class Plan:
 
     @property
     def length(self) -> int:
-        """How many rounds."""
-        return self.of.rounds_in(self.batch_size) if self.rounds is None else self.rounds
+        """How many rounds at the most."""
+        if self.rounds is not None:
+            return self.rounds
+        return self.of.rounds_in(self.batch_size) if self.seconds is None else ENDLESS
 
     def record(self) -> dict[str, Any]:
         """All of it, for a results file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -100,8 +101,11 @@ def run(
       shared: whether other work shares the device, so that the run's own clock is not to be believed.
 
     Raises:
-      ValueError: if the folder holds such a run of other settings, or one begun on another device.
+      ValueError: if the folder holds such a run of other settings, or one begun on another device, or if its clock is
+        to end it and is not to be believed.
     """
+    if shared and plan.seconds is not None:
+        raise ValueError(f"seconds is {plan.seconds:g}, but the device is shared: give rounds, which end it as well")
     files = Files.of(plan, out)
     if files.curve.exists() and (old := read(files.curve)).done is not None:
         _same(old, plan, None)
@@ -124,7 +128,8 @@ def run(
         for point in progress.curve:
             events.scalars(point.step, scalars(plan, point))
         saved = time.monotonic()
-        for point in training.train(engine, progress, plan.length):
+        seconds = math.inf if plan.seconds is None else plan.seconds
+        for point in training.train(engine, progress, plan.length, seconds):
             curve.write(records.line(point._asdict()))
             curve.flush()
             events.scalars(point.step, scalars(plan, point))

@@ -104,24 +104,27 @@ class Kind(NamedTuple):
       mode: one of the task's modes; empty for its first.
       backend: of the runs.
       device: they ran on.
+      seconds: that each was given; 0 where it was rounds.
     """
 
     tiny: bool
     mode: str
     backend: str
     device: str
+    seconds: float
 
     @classmethod
     def of(cls, curve: Curve) -> Kind:
         """That of a run."""
         plan = curve.plan
         mode = "" if plan.mode in (None, *plan.of.modes[:1]) else str(plan.mode)
-        return cls(plan.tiny, mode, plan.backend, curve.environment["device"])
+        return cls(plan.tiny, mode, plan.backend, curve.environment["device"], plan.seconds or 0.0)
 
     @property
     def words(self) -> str:
         """What is not as usual; nothing where all is."""
-        said = ("tiny" if self.tiny else "", self.mode, "" if self.backend == "jax" else self.backend)
+        said = ["tiny" if self.tiny else "", self.mode, "" if self.backend == "jax" else self.backend]
+        said.append(f"{self.seconds:g} s" if self.seconds else "")
         return ", ".join(word for word in said if word)
 
 

@@ -35,7 +35,7 @@ def write(where: Path) -> list[Path]:
         for kind, known in standings.kinds(summary.retimed(summary.curves(where / task))).items():
             found += known
             shown = list(standings.tuned(known).values())
-            end = "-".join(["", *kind.words.split(", ")]) if kind.words else ""
+            end = "-".join(["", *kind.words.replace(" s", "s").split(", ")]) if kind.words else ""
             written += figures.save(drawing.standings(TASKS[task], shown), where / task / f"standings{end}")
             drawn = solutions(where / task, shown)
             if drawn:

@@ -83,7 +83,8 @@ def _costs(curve: Curve) -> tuple[Any, ...]:
     if curve.plan.optimizer == "kfac":
         given = {name: value for name, value in options.items() if value is not None}
         options = {name: name in ADAPTED or value for name, value in given.items()}
-    return replace(curve.plan, seed=0, rounds=None, rate_factor=1.0, options=options).name, *_where(curve)
+    alike = replace(curve.plan, seed=0, rounds=None, seconds=None, rate_factor=1.0, options=options)
+    return alike.name, *_where(curve)
 
 
 def _with_times(curve: Curve, alone: Sequence[Curve]) -> Curve:
@@ -167,7 +168,8 @@ def summary(curve: Curve, reference: Curve | None) -> dict[str, Any]:
         "rate_factor": plan.rate_factor,
         "curvature": plan.curvature,
         "mode": plan.mode,
-        "rounds": plan.length,
+        "rounds": plan.length if plan.seconds is None else len(points),
+        "seconds_given": plan.seconds,
         "batch_size": plan.batch_size,
         "tiny": plan.tiny,
         "shared_device": bool(curve.environment.get("shared")),

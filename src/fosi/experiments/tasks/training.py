@@ -76,9 +76,9 @@ def start(engine: Engine) -> Progress:
     return Progress(engine.start())
 
 
-def train(engine: Engine, progress: Progress, rounds: int) -> Iterator[Point]:
-    """Trains on until so many rounds are done or it diverged; yields after each of them."""
-    while progress.round < rounds and not progress.diverged:
+def train(engine: Engine, progress: Progress, rounds: int, seconds: float = math.inf) -> Iterator[Point]:
+    """Trains on until so many rounds are done, the clock shows so many seconds or it diverged; yields after a round."""
+    while progress.round < rounds and progress.seconds < seconds and not progress.diverged:
         order = engine.order(progress.round)
         total, at = 0.0, 0
         while at < engine.steps_a_round:
