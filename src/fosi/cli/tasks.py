@@ -155,8 +155,8 @@ def compare(
     if not all(seed.isdecimal() for seed in seeds.split(",")):
         raise typer.BadParameter(f"--seeds is {seeds!r}; give whole numbers with commas between, such as 0,1,2")
     given = _options(settings)
-    common = {"task": task, "mode": _mode(task, mode, quick), "rounds": rounds, "batch_size": batch_size}
-    common |= {"seconds": seconds, "backend": backend, "tiny": tiny}
+    common: dict[str, Any] = {"task": task, "mode": _mode(task, mode, quick), "rounds": rounds}
+    common |= {"seconds": seconds, "batch_size": batch_size, "backend": backend, "tiny": tiny}
     plans = []
     for seed in map(int, seeds.split(",")):
         for name in optimizers.split(","):
