@@ -108,11 +108,12 @@ def test_estimates_are_made_on_the_batch_asked_for():
         order = engine.order(1)
         run = engine.refresh(engine.start(), order, 2)
         chosen = {"fixed": engine.first[:1], "current": order[2:3], "larger": engine.first[:4]}
+        chosen["part"] = engine.first[0, : engine.first.shape[1] // 4]
         rows = chosen.get(name, order[jnp.array([2, 3, 4, 0])]).reshape(-1)
         found[name] = engine.estimate(run).eigenvalues[0]
         assert found[name] == pytest.approx(softmax_largest(problem, rows), rel=1e-3)
-    assert len({round(value, 5) for value in found.values()}) == 4
-    with pytest.raises(ValueError, match="curvature is 'best'; give one of fixed, current, larger, average"):
+    assert len({round(value, 5) for value in found.values()}) == 5
+    with pytest.raises(ValueError, match="curvature is 'best'; give one of fixed, current, larger, average, part"):
         JaxEngine(TASKS["lr"], problem, "fosi-adam", 0, curvature="best")
 
 

@@ -1,5 +1,6 @@
 """FOSI around L-BFGS against BFGS's textbook recursion from FOSI's metric, dense; and against optax's own L-BFGS."""
 
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ from tests.jax.running import as_arrays, as_tree, flat, loss_fn, x64
 EXACT = {"k": 2, "ell": 1, "accept": "all", "precision": "float64"}
 
 
-def expected_path(problem, steps, memory, rate, warmup, every):
+def expected_path(problem, steps, memory, rate, warmup, every, scaling):
     theta, n = np.array(problem.start), len(problem.start)
     path, pairs, lam, V, last = [theta], [], np.zeros(0), np.zeros((n, 0)), None
     for step in range(steps):
@@ -35,9 +36,12 @@ def expected_path(problem, steps, memory, rate, warmup, every):
             if s @ y > 0:
                 pairs = [*pairs, (s, y)][-memory:]
                 known = s @ outside @ y > 1e-3 * (s @ y)
-                measured = (s @ outside @ y) / (y @ outside @ y)
                 flattest = max(1 / np.abs(lam[:2]), default=0)
-                gamma = max(measured, 0.03 * flattest) if known else max(gamma, flattest)
+                if scaling == "usual":
+                    measured = (s @ outside @ y) / (y @ outside @ y)
+                else:
+                    measured = max(np.linalg.norm(outside @ s) / np.linalg.norm(outside @ y), 0.3 * flattest)
+                gamma = measured if known else max(gamma, flattest)
         last = theta, g
         H = oracle.bfgs(V @ np.diag(1 / np.abs(lam)) @ V.T + gamma * outside, pairs)
         theta = theta - rate * H @ g
@@ -65,21 +69,21 @@ def path(opt, problem, steps, dtype=np.float64):
         return np.concatenate([flat(params)[None], points]), jax.device_get(state)
 
 
-@pytest.mark.parametrize("layout", ["flat", "leaves"])
+@pytest.mark.parametrize(("layout", "scaling"), [("flat", "geometric"), ("leaves", "geometric"), ("flat", "usual")])
 @pytest.mark.parametrize("name", ["quadratic", "rotating", "network"])
-def test_steps_are_bfgs_from_fosis_metric(name, layout):
+def test_steps_are_bfgs_from_fosis_metric(name, layout, scaling):
     problem = problem_named(name)
-    schedule = {"warmup": 3, "refresh_every": 5, "num_matvecs": len(problem.start)}
+    schedule = {"warmup": 3, "refresh_every": 5, "num_matvecs": len(problem.start), "scaling": scaling}
     opt = fosi_lbfgs(memory_size=3, linesearch=optax.scale(0.1), layout=layout, **schedule, **EXACT)
     found, state = path(opt, problem, 14)
-    expected, kept = expected_path(problem, 14, 3, 0.1, 3, 5)
+    expected, kept = expected_path(problem, 14, 3, 0.1, 3, 5, scaling)
     assert kept == 3 and state.base.pairs.used.all() and state.refreshes == 3
     assert_same_path(found, expected, 1e-8)
 
 
 def test_before_the_first_estimate_it_is_optaxs_lbfgs():
     problem = problem_named("network")
-    ours, _ = path(fosi_lbfgs(memory_size=4, warmup=100, **EXACT), problem, 12)
+    ours, _ = path(fosi_lbfgs(memory_size=4, warmup=100, scaling="usual", **EXACT), problem, 12)
     theirs, _ = path(optax.lbfgs(memory_size=4), problem, 12)
     assert np.linalg.norm(theirs[-1] - theirs[0]) > 0.1
     assert_same_path(ours, theirs, 1e-7)
@@ -91,19 +95,57 @@ def test_what_is_left_out_is_not_taken_for_much_steeper_than_the_largest_that_ar
     like = Pairs.none(space.span(jnp.zeros(4), layout="flat"), 3)
 
     def scale(step, largest):
-        return like.seen(subspace, largest, step, curvature * step, jnp.zeros((), bool)).scale
+        return like.seen(subspace, largest, "geometric", step, curvature * step, jnp.zeros((), bool)).scale
 
-    assert scale(jnp.ones(4), 2) == pytest.approx(0.03 / 2)
-    assert scale(jnp.ones(4), 1) == pytest.approx(0.03 / 4)
+    assert scale(jnp.ones(4), 2) == pytest.approx(0.3 / 2)
+    assert scale(jnp.ones(4), 1) == pytest.approx(0.3 / 4)
     assert scale(jnp.ones(4), 0) == pytest.approx(1e-4)
     # What is so small that it is rounding's, as where k is more than the rank and every pair is accepted, is no length.
     subspace = subspace._replace(newton=jnp.array([1 / 4, 1e8, 1e6]))
-    assert scale(jnp.ones(4), 2) == pytest.approx(0.03 / 4)
+    assert scale(jnp.ones(4), 2) == pytest.approx(0.3 / 4)
     subspace = subspace._replace(newton=jnp.array([1 / 4, 1 / 2, 1e6]))
     # A step within says nothing of the rest: it is taken for as flat as the flattest of the largest, or as it was.
     assert scale(jnp.array([1.0, 1.0, 0.0, 1.0]), 2) == 1
     like = like._replace(scale=jnp.asarray(0.1))
     assert scale(jnp.array([1.0, 1.0, 0.0, 1.0]), 2) == pytest.approx(1 / 2)
+
+
+def test_scale_is_between_the_steepest_and_the_flattest_that_a_step_met():
+    curvature = jnp.array([100.0, 4.0, 1.0])
+    inside = Subspace(jnp.eye(3)[:1], jnp.array([1e-2]), jnp.ones(()))
+    like = Pairs.none(space.span(jnp.zeros(3), layout="flat"), 3)
+    step = jnp.ones(3)
+    for scaling, wanted in (("usual", 5 / 17), ("geometric", (2 / 17) ** 0.5)):
+        found = like.seen(inside, 1, scaling, step, curvature * step, jnp.zeros((), bool))
+        assert found.scale == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_search_begins_where_the_last_one_ended_and_at_one_after_a_failure():
+    opt = fosi_lbfgs(k=1, memory_size=2, warmup=100, num_matvecs=2)
+
+    def value_fn(w):
+        return jnp.sum(jnp.array([1e3, 1.0]) * w**2)
+
+    def rates(opt, steps=6):
+        w, found = jnp.ones(2), []
+        state = opt.init(w)
+        for _ in range(steps):
+            value, grad = jax.value_and_grad(value_fn)(w)
+            updates, state = opt.update(grad, state, w, value=value, grad=grad, value_fn=value_fn)
+            w = optax.apply_updates(w, updates)
+            found.append((float(state.base.search.learning_rate), int(state.base.search.info.num_linesearch_steps)))
+        return found, state, w
+
+    found, state, w = rates(opt)
+    # A search that its first trial satisfies ends where it began.
+    ends = [(before[0], after[0]) for before, after in itertools.pairwise(found) if after[1] == 1]
+    assert ends and all(begin == end for begin, end in ends) and any(end != 1 for _, end in ends)
+    usual = rates(fosi_lbfgs(k=1, memory_size=2, warmup=100, num_matvecs=2, scaling="usual"))[0]
+    assert all(rate == 1 for rate, tries in usual if tries == 1)
+    # Uphill whatever the size: nothing is taken, and the next search begins at 1 again.
+    given = {"value": jnp.zeros(()), "grad": 2 * w, "value_fn": lambda w: 1 + 0 * jnp.sum(w)}
+    updates, state = opt.update(2 * w, state, w, **given)
+    assert not updates.any() and state.base.search.learning_rate == 1
 
 
 def stiff(w):
@@ -151,7 +193,7 @@ def test_a_pair_without_curvature_changes_nothing_and_a_step_that_fails_forgets_
     # s · y = 2 becomes 1.
     np.testing.assert_allclose(before.steps[0], [2**-0.5, 0, 0], rtol=1e-6)
     np.testing.assert_allclose(before.changes[0], [2**0.5, 0, 0], rtol=1e-6)
-    assert before.scale == pytest.approx(0.5)
+    assert before.scale == pytest.approx(0.5)  # of one direction all means are the same
     state = update(state, [1.0, 1.0, 0.0], [3.0, 0.0, 1.0])  # the gradient falls along the step
     after = pairs(state)
     for name in ("steps", "changes", "gram", "used", "next", "scale"):
@@ -231,6 +273,8 @@ def test_what_it_cannot_do_is_named():
     for name, value in {"mask": np.array([True, False]), "lr_rule": "gd", "momentum": fosi.Ema(0.9)}.items():
         with pytest.raises(ValueError, match=f"{name} has no meaning for fosi_lbfgs"):
             fosi_lbfgs(**{name: value})
+    with pytest.raises(ValueError, match="scaling must be 'geometric' or 'usual', got 'mean'"):
+        fosi_lbfgs(scaling="mean")
     opt = fosi_lbfgs(k=1, refresh="external", num_matvecs=2)
     w = jnp.ones(2)
     with pytest.raises(ValueError, match="value and value_fn must be passed to update"):

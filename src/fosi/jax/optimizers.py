@@ -6,14 +6,14 @@ import dataclasses
 import logging
 import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fosi.jax import space as sp
-from fosi.jax.quasi_newton import LbfgsStep, line_search
+from fosi.jax.quasi_newton import LbfgsStep, Scaling, line_search
 from fosi.jax.steps import Decay, LinearStep, ProjectedStep, decoupled_decay
 from fosi.jax.transform import Fosi, JaxOptions, build
 from fosi.momentum import Ema
@@ -203,6 +203,7 @@ def fosi_lbfgs(
     *,
     memory_size: int = 100,
     alpha: float | Callable[[Any], Any] = 1.0,
+    scaling: Scaling = "geometric",
     linesearch: optax.GradientTransformation | None = None,
     **options: Any,
 ) -> Fosi:
@@ -211,14 +212,18 @@ def fosi_lbfgs(
     L-BFGS's first guess of the inverse Hessian is FOSI's metric, V diag(α/|λ|) Vᵀ + γ(I − V Vᵀ), and its pairs correct
     it; a line search goes along the whole step. Called as ``optax.lbfgs`` is, with a ``value_fn`` of the parameters
     alone; where the loss is the same in every step ``optax.value_and_grad_from_state`` saves a gradient a step. To
-    ``optax.inject_hyperparams`` name ``memory_size`` and ``linesearch`` beside ``STATIC_ARGS``.
+    ``optax.inject_hyperparams`` name ``memory_size``, ``scaling`` and ``linesearch`` beside ``STATIC_ARGS``.
 
     Args:
       loss_fn: loss_fn(params, batch) -> scalar, where estimates are made of a ``batch=``; None where they are made of
         ``value_fn``.
       memory_size: how many pairs are kept.
       alpha: α, 1 for Newton's own step inside the subspace.
-      linesearch: an optax line search; None for that of ``optax.lbfgs``, made to bear the noise of float32.
+      scaling: how γ is read off the last pair (s, y), less what lies in the subspace: ``"geometric"``, |s|/|y|, and no
+        less than 0.3 of the longest α/|λ| of the k largest; or ``"usual"``, sᵀy/yᵀy, which without an estimate makes it
+        L-BFGS as everybody knows it.
+      linesearch: an optax line search; None for that of ``optax.lbfgs``, made to bear the noise of float32, which
+        begins where the last one ended, or at 1 with the usual scaling.
       **options: FOSI's settings, see ``fosi.jax.JaxOptions``; there is no ``mask``, and no ``lr_rule``.
 
     Returns:
@@ -247,8 +252,10 @@ def fosi_lbfgs(
     for name, value in {"mask": settings.mask, "lr_rule": settings.lr_rule, "momentum": momentum}.items():
         if value is not None:
             raise ValueError(f"{name} has no meaning for fosi_lbfgs, got {value!r}; leave it out")
-    search = line_search() if linesearch is None else linesearch
-    step = LbfgsStep(int(memory_size), optax.with_extra_args_support(search), settings.k)
+    if scaling not in get_args(Scaling):
+        raise ValueError(f"scaling must be 'geometric' or 'usual', got {scaling!r}")
+    search = line_search(scaling) if linesearch is None else linesearch
+    step = LbfgsStep(int(memory_size), optax.with_extra_args_support(search), settings.k, scaling)
     return build(step, loss_fn, settings)
 
 

@@ -4,13 +4,18 @@ L-BFGS makes an inverse Hessian out of a first guess H₀ and the last pairs of 
 usual guess is γI, and in a badly conditioned problem the pairs, few and soon old, have all to learn. Here
 H₀ = V diag(α/|λ|) Vᵀ + γ(I − V Vᵀ): FOSI's own step around gradient descent. The pairs then correct it for what has
 changed since the estimate, which FOSI's sum of two separate parts cannot.
+
+Of a pair (s, y), less what lies in the subspace, the usual γ is sᵀy/yᵀy: of the curvatures that the step met it follows
+the largest, so that all directions of which neither V nor a pair knows are taken for as steep. Here it is |s|/|y|, the
+geometric mean of that and of sᵀs/sᵀy, which follows the smallest (Dai, Al-Baali and Yang, 2015, for gradient descent).
+The step is then too long as a whole, always by much the same: a search begins where the last one ended, not at 1.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +25,14 @@ from jax.scipy.linalg import solve_triangular
 from fosi.jax import space as sp
 from fosi.jax.steps import Subspace
 
+Scaling = Literal["geometric", "usual"]
+
 _LEAST_SHARE = 1e-3
 """Of the curvature along a step, how much must lie outside the subspace for γ to be read off it."""
 
-_LEAST_SCALE = 0.03
-"""What a pair says of γ is no less than this part of the longest α/|λ| of the largest eigenvalues. Were the estimate
-still true, all that it leaves out would be flatter than those, and γ larger. But a pair's γ is led by the steepest of
-what the step met, some of which has left the subspace since, and is smaller by factors of hundreds. Two small networks
-for the equations of waves and of Burgers needed a fifth fewer gradients with 0.03 than with 0, and the first fewer than
-with 0.01, 0.1 and 1."""
+_LEAST_SCALE = 0.3
+"""γ is no less than this part of the longest α/|λ| of the largest eigenvalues. Were the estimate still true, all that
+it leaves out would be flatter than those, and γ larger; what has left the subspace since makes a pair's γ smaller."""
 
 _RESOLVED = 1e6
 """By how much |λ| may fall below the largest: what is smaller is rounding's, and its α/|λ| no length for a step."""
@@ -74,7 +78,15 @@ class Pairs(NamedTuple):
             gradient=space.zeros(dtype),
         )
 
-    def seen(self, subspace: Subspace, largest: int, place: sp.Vector, gradient: sp.Vector, first: jax.Array) -> Pairs:
+    def seen(
+        self,
+        subspace: Subspace,
+        largest: int,
+        scaling: Scaling,
+        place: sp.Vector,
+        gradient: sp.Vector,
+        first: jax.Array,
+    ) -> Pairs:
         """With the pair of the step that led here, if the curvature along it is positive.
 
         Where nothing has moved the search found no lower loss: all pairs are forgotten, and the next step is H₀'s.
@@ -82,6 +94,7 @@ class Pairs(NamedTuple):
         Args:
           subspace: V, and α / |λ|.
           largest: how many of its rows are of the largest eigenvalues, which come first.
+          scaling: how γ is read off a pair.
           place: the parameters.
           gradient: there.
           first: whether this is the first step, before which there is no other.
@@ -99,15 +112,7 @@ class Pairs(NamedTuple):
 
         steps, changes = put(self.steps, step), put(self.changes, change)
         column = jnp.where(accepted, sp.products(steps, change), self.gram[:, self.next])
-        outside = _minus(change, sp.combine(subspace.basis, sp.products(subspace.basis, change)))
-        share, size = _dot(step, outside), _dot(outside, outside)
-        # A step inside the subspace says nothing of the rest, but that it is flatter than the largest in there.
-        known = (share > _LEAST_SHARE) & (size > 0)
-        lengths_inside = subspace.newton[:largest]
-        shortest = jnp.min(lengths_inside, initial=jnp.inf, where=lengths_inside > 0)
-        flattest = jnp.max(lengths_inside, initial=0, where=lengths_inside <= _RESOLVED * shortest)
-        measured = jnp.maximum(share / jnp.where(known, size, 1), _LEAST_SCALE * flattest)
-        scale = jnp.where(known, measured, jnp.maximum(self.scale, flattest))
+        scale = self._scale(subspace, largest, scaling, step, change)
         steepness = sp.norm(gradient)
         start = jnp.where(steepness > 1, 1 / steepness, 1)  # 1 too where it is no number
         otherwise = jnp.where(first, start, self.scale)
@@ -121,6 +126,28 @@ class Pairs(NamedTuple):
             place,
             gradient,
         )
+
+    def _scale(
+        self, subspace: Subspace, largest: int, scaling: Scaling, step: sp.Vector, change: sp.Vector
+    ) -> jax.Array:
+        """γ, of a pair with s · y = 1."""
+
+        def outside(vector: sp.Vector) -> sp.Vector:
+            return _minus(vector, sp.combine(subspace.basis, sp.products(subspace.basis, vector)))
+
+        change = outside(change)
+        share, size = _dot(step, change), _dot(change, change)
+        # A step inside the subspace says nothing of the rest, but that it is flatter than the largest in there.
+        known = (share > _LEAST_SHARE) & (size > 0)
+        size = jnp.where(known, size, 1)
+        lengths = subspace.newton[:largest]
+        shortest = jnp.min(lengths, initial=jnp.inf, where=lengths > 0)
+        flattest = jnp.max(lengths, initial=0, where=lengths <= _RESOLVED * shortest)
+        if scaling == "usual":
+            measured = share / size
+        else:
+            measured = jnp.maximum(sp.norm(outside(step)) / jnp.sqrt(size), _LEAST_SCALE * flattest)
+        return jnp.where(known, measured, jnp.maximum(self.scale, flattest))
 
     def times(self, subspace: Subspace, vector: sp.Vector) -> sp.Vector:
         """H times a vector.
@@ -163,6 +190,7 @@ class LbfgsStep:
     memory_size: int
     search: optax.GradientTransformationExtraArgs
     largest: int
+    scaling: Scaling
     searches: ClassVar[bool] = True
 
     def init(self, space: sp.Space, params: sp.Tree) -> LbfgsState:
@@ -198,7 +226,7 @@ class LbfgsStep:
         place = space.pack(space.leaves(params), space.dtype)
         if not space.flat:  # as leaves they are the caller's own arrays, which may be given away
             gradient, place = jax.tree.map(jnp.copy, (gradient, place))
-        pairs = base_state.pairs.seen(subspace, self.largest, place, gradient, count == 0)
+        pairs = base_state.pairs.seen(subspace, self.largest, self.scaling, place, gradient, count == 0)
         ahead = jax.tree.map(jnp.negative, pairs.times(subspace, gradient))
         direction = space.merge(space.unpack(ahead), jax.tree.map(jnp.zeros_like, grads))
         extra_args = {"grad": grads, **extra_args}
@@ -207,14 +235,17 @@ class LbfgsStep:
         return updates, LbfgsState(pairs, search), None
 
 
-def line_search() -> optax.GradientTransformationExtraArgs:
+def line_search(scaling: Scaling) -> optax.GradientTransformationExtraArgs:
     """The line search of ``optax.lbfgs``, but that a loss 1e-4 higher will do where the slopes say that it is lower.
 
-    In float32 the loss of a physics-informed network is off by 1e-5 of itself: its residuals are differences of large
-    numbers. One value that is too low by chance, and a search that asks for less never moves again.
+    It begins at 1 where the scaling is the usual one, else where the last one ended. In float32 the loss of a
+    physics-informed network is off by 1e-5 of itself: its residuals are differences of large numbers. One value that is
+    too low by chance, and a search that asks for less never moves again.
     """
     return optax.scale_by_zoom_linesearch(
-        max_linesearch_steps=20, initial_guess_strategy="one", approx_dec_rtol=_LOSS_NOISE
+        max_linesearch_steps=20,
+        initial_guess_strategy="one" if scaling == "usual" else "keep",
+        approx_dec_rtol=_LOSS_NOISE,
     )
 
 
@@ -226,7 +257,11 @@ def _no_worse(updates: sp.Tree, search: Any, value: Any, grad: sp.Tree) -> tuple
     updates = jax.tree.map(lambda u: jnp.where(lower, u, jnp.zeros_like(u)), updates)
     found = jnp.where(lower, search.value, value).astype(search.value.dtype)
     slopes = jax.tree.map(lambda new, old: jnp.where(lower, new, old).astype(new.dtype), search.grad, grad)
-    return updates, search._replace(value=found, grad=slopes)
+    search = search._replace(value=found, grad=slopes)
+    if hasattr(search, "learning_rate"):  # the next one does not begin where this one was lost
+        size = jnp.asarray(search.learning_rate)
+        search = search._replace(learning_rate=jnp.where(lower & (size > 0), size, 1).astype(size.dtype))
+    return updates, search
 
 
 def _minus(one: sp.Vector, other: sp.Vector) -> sp.Vector:

@@ -23,6 +23,7 @@ from fosi.experiments.tasks.task import (
     epochs,
     every_step_sees_all,
     mean_over,
+    quarter_of,
     rows,
     split_model,
     whole,
@@ -105,6 +106,7 @@ def build(data_dir: Path | None, download: bool, seed: int, tiny: bool, mode: st
         mean_over(errors, jax.device_put(test), 2000),
         {"batch_size": len(train) if full else size, "encoder": list(encoder), "l2": L2},
         outputs,
+        part=quarter_of if full else None,
     )
 
 

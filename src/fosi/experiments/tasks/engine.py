@@ -14,21 +14,35 @@ Curvature = Callable[[Any, Any, int], list[Any]]
 """curvature(first, order, index) -> the examples of each batch that an estimate before step ``index`` of the round
 ``order`` is made on; ``first`` is the order of the first round."""
 
+
+def quarter(count: int) -> int:
+    """A quarter of so many, one at least."""
+    return -(-count // 4)
+
+
 CURVATURES: dict[str, Curvature] = {
     "fixed": lambda first, order, index: [first[0]],
     "current": lambda first, order, index: [order[index]],
     "larger": lambda first, order, index: [first[:4].reshape(-1)],
     "average": lambda first, order, index: [order[(index + ahead) % len(order)] for ahead in range(4)],
+    "part": lambda first, order, index: [first[0][: quarter(len(first[0]))]],
 }
 """One batch for all estimates, as in the paper; the one about to be trained on; one for all of four times the size; the
-mean over the one about to be trained on and the three after it."""
+mean over the one about to be trained on and the three after it; a quarter of the first, or of all where every batch is
+all of the data (the problem's own ``part``)."""
 
 
-def curvature(name: str) -> Curvature:
-    """Returns the one of ``CURVATURES`` with that name."""
+def curvature(name: str) -> Callable[[Any, Any, Any, int], list[Any]]:
+    """Returns what takes a problem, and what ``CURVATURES`` take, to the batches that an estimate is made on."""
     if name not in CURVATURES:
         raise ValueError(f"curvature is {name!r}; give one of {', '.join(CURVATURES)}")
-    return CURVATURES[name]
+
+    def batches(problem: Any, first: Any, order: Any, index: int) -> list[Any]:
+        if name == "part" and problem.part is not None:
+            return [problem.part(problem.data)]
+        return [problem.batch(problem.data, indices) for indices in CURVATURES[name](first, order, index)]
+
+    return batches
 
 
 class Estimate(NamedTuple):

@@ -210,8 +210,7 @@ class JaxEngine(OnDevice):
         return self._refreshed(run, phase, order, index)
 
     def _refreshed(self, run: JaxRun, phase: optimizers.Phase, order: jax.Array, index: int) -> JaxRun:
-        chosen = self._curvature(self.first, order, index)
-        batches = [(run.state, self.problem.batch(self.problem.data, indices)) for indices in chosen]
+        batches = [(run.state, examples) for examples in self._curvature(self.problem, self.first, order, index)]
         batch = batches[0] if len(batches) == 1 else Batches(batches)
         state = phase.fosi.refresh(phase.state(run.opt_state), run.params, batch=batch)
         opt_state = state if phase.part is None else run.opt_state._replace(**{phase.part: state})

@@ -170,12 +170,14 @@ def _searching(name: str, task: Task, loss: Any, model: ModelLoss | None, option
     return newton_cg(model, **options)
 
 
-def _fast_lbfgs(memory_size: int) -> optax.GradientTransformationExtraArgs:
+def _fast_lbfgs(memory_size: int, scaling: Any = "usual") -> optax.GradientTransformationExtraArgs:
     """L-BFGS by the code of FOSI around it, which never estimates: the same steps as optax's, several times sooner.
 
-    So a ratio of seconds to it is of FOSI's metric and not of the code, nor of how the line search bears noise.
+    So a ratio of seconds to it is not of the code, nor of how the line search bears noise; with the scaling that FOSI
+    around it has, it is of FOSI's metric alone.
     """
-    made = fosi_lbfgs(k=1, num_matvecs=2, warmup=np.iinfo(np.int32).max, refresh="external", memory_size=memory_size)
+    never: dict[str, Any] = {"k": 1, "num_matvecs": 2, "warmup": np.iinfo(np.int32).max, "refresh": "external"}
+    made = fosi_lbfgs(memory_size=memory_size, scaling=scaling, **never)
     return optax.GradientTransformationExtraArgs(made.init, made.update)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
+from fosi.experiments.tasks.engine import quarter
 from fosi.experiments.tasks.equations import EQUATIONS, Equation, Field
 from fosi.experiments.tasks.task import Outputs, Problem, Task, every_step_sees_all, split_model, whole
 
@@ -93,6 +94,12 @@ def size_of(tiny: bool, mode: str | None) -> Size:
 def facts(size: Size) -> dict[str, Any]:
     """What a results file should say of a problem of this size."""
     return {**size._asdict(), "batch_size": size.residuals}
+
+
+def part(points: Points) -> Points:
+    """A quarter of the points inside, which are in no order, and all others."""
+    count = quarter(len(points.x))
+    return points._replace(x=points.x[:count], t=points.t[:count])
 
 
 def residuals(equation: Equation, u: Field, points: Points) -> tuple[Any, ...]:
@@ -177,6 +184,7 @@ def build(
         facts(size),
         outputs,
         solution,
+        part,
     )
 
 

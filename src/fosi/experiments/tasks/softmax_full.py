@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fosi.experiments.tasks import inputs
 from fosi.experiments.tasks.lr import Regression
-from fosi.experiments.tasks.task import Problem, Task, every_step_sees_all, mean_over, whole
+from fosi.experiments.tasks.task import Problem, Task, every_step_sees_all, mean_over, quarter_of, whole
 
 MODES = ("full", "conditioned")
 CONDITION = 1e6
@@ -89,6 +89,7 @@ def build(data_dir: Path | None, download: bool, seed: int, tiny: bool, mode: st
         mean_over(model.losses, jax.device_put(test), 2000),
         {"batch_size": len(train[0]), "features": features},
         model.outputs,
+        part=quarter_of,
     )
 
 

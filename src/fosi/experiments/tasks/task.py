@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from fosi.experiments.tasks.engine import quarter
+
 Params = Any
 State = Any
 Batch = Any
@@ -62,6 +64,8 @@ class Problem(NamedTuple):
       outputs: outputs(params, state, batch) -> what ``loss`` is made of, as in training; None where nobody gives it.
       solution: solution(params) -> what the model has found, for a figure: arrays of one shape, ``x``, ``t``, ``exact``
         and ``found``; None where it is nothing to draw.
+      part: part(data) -> a quarter of the examples as ``loss`` takes them, for estimates, where a batch is all of them;
+        None where it is not.
     """
 
     params: Params
@@ -74,6 +78,7 @@ class Problem(NamedTuple):
     facts: Mapping[str, Any] = MappingProxyType({})
     outputs: Callable[[Params, State, Batch], Outputs] | None = None
     solution: Callable[[Params], Mapping[str, jax.Array]] | None = None
+    part: Callable[[Any], Batch] | None = None
 
 
 @dataclass(frozen=True)
@@ -175,6 +180,11 @@ def every_step_sees_all(steps: int) -> Callable[[jax.Array], jax.Array]:
 def whole(data: Any, indices: jax.Array) -> Batch:
     """All examples, whatever the indices: the full batch."""
     return data
+
+
+def quarter_of(data: Any) -> Batch:
+    """A quarter of the examples of arrays that have one in each row."""
+    return jax.tree.map(lambda x: x[: quarter(len(x))], data)
 
 
 def rows(data: Any, indices: jax.Array) -> Batch:

@@ -114,8 +114,7 @@ class TorchEngine:
     def refresh(self, run: TorchRun, order: Tensor, index: int) -> TorchRun:
         """Estimates anew before step ``index`` of the round."""
         assert isinstance(run.optimizer, FOSI)
-        chosen = self._curvature(self.first, order, index)
-        batches = [self.problem.batch(self.problem.data, indices) for indices in chosen]
+        batches = self._curvature(self.problem, self.first, order, index)
         losses = [functools.partial(self.problem.loss, run.model, batch) for batch in batches]
         run.optimizer.refresh(losses[0] if len(losses) == 1 else losses)
         self._wait()

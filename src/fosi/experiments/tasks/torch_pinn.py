@@ -88,4 +88,5 @@ def build(
         lambda generator: torch.zeros(size.steps, 1, dtype=torch.long),  # every step sees all points
         validate,
         pinn.facts(size),
+        pinn.part,
     )

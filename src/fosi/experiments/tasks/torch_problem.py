@@ -22,6 +22,8 @@ class TorchProblem(NamedTuple):
       order: order(generator) -> the indices of one round, (steps, batch size).
       validate: validate(model) -> the metric on the validation data.
       facts: what a results file should say of how it was built.
+      part: part(data) -> a quarter of the examples as ``loss`` takes them, for estimates, where a batch is all of them;
+        None where it is not.
     """
 
     model: nn.Module
@@ -31,6 +33,7 @@ class TorchProblem(NamedTuple):
     order: Callable[[torch.Generator], Tensor]
     validate: Callable[[nn.Module], Tensor]
     facts: Mapping[str, Any] = MappingProxyType({})
+    part: Callable[[Any], Any] | None = None
 
 
 def lecun_normal_(weight: Tensor, generator: torch.Generator) -> None:
