@@ -108,6 +108,24 @@ def test_every_optimizer_stands_with_its_best_setting_and_some_set_no_target(tmp
     assert standings.kinds([]) == {}
 
 
+def test_a_control_sets_no_target_and_stands_beside_the_ratio(tmp_path):
+    curves = [
+        run(tmp_path, "lbfgs", [4.0, 3.0, 2.0]),
+        run(tmp_path, "lbfgs", [4.0, 2.0, 1.0], scaling="geometric"),
+        run(tmp_path, "fosi-lbfgs", [2.0, 1.0, 0.5], scaling="geometric"),
+    ]
+    ((kind, known),) = standings.kinds(curves).items()
+    assert list(standings.tuned(known)) == ["fosi-lbfgs", "lbfgs (control)", "lbfgs"]
+    assert standings.best_peer(known).loss == 2.0 and standings.best_control(known).loss == 1.0
+    assert standings.best_control(known[:1]) is None
+    said = suite_report.section("wave", kind, known)[1]
+    assert said == (
+        "The best peer is lbfgs, loss 2. Seconds to it, of its own: fosi-lbfgs 0.33. The control is lbfgs with the "
+        "scaling that FOSI has and no estimates, loss 1, 0.67 to the peer's; seconds to the control's, of its own: "
+        "fosi-lbfgs 0.67."
+    )
+
+
 def test_runs_that_cannot_be_compared_are_kept_apart(tmp_path):
     same = run(tmp_path, "adam", [2.0])
     other = Curve(**{**vars(same), "environment": {**same.environment, "device": "other"}})

@@ -30,7 +30,7 @@ Scaling = Literal["geometric", "usual"]
 _LEAST_SHARE = 1e-3
 """Of the curvature along a step, how much must lie outside the subspace for γ to be read off it."""
 
-_LEAST_SCALE = 0.3
+_LEAST_SCALE = 0.1
 """γ is no less than this part of the longest α/|λ| of the largest eigenvalues. Were the estimate still true, all that
 it leaves out would be flatter than those, and γ larger; what has left the subspace since makes a pair's γ smaller."""
 

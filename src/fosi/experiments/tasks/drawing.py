@@ -63,7 +63,8 @@ def standings(task: Task, shown: Sequence[Entry]) -> Figure:
         seconds, _, _ = _band([[p.seconds for p in curve.points] for curve in curves])
         if not np.isfinite(seconds).any():
             continue
-        look = figures.look(entry.optimizer)
+        look = figures.look(entry.optimizer) | {"label": entry.name}
+        look |= {"linestyle": ":"} if entry.control else {}
         for axis, name in zip(axes, ("train_loss", "metric"), strict=True):
             middle, low, high = _band([[getattr(p, name) for p in curve.points] for curve in curves])
             axis.plot(seconds, middle, **look)

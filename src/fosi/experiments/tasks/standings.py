@@ -17,6 +17,8 @@ from fosi.experiments.tasks.training import Point
 ASIDE = ("newton-cg",)
 """Where it stands is shown, but on a PINN it sets no target: that is first-order and quasi-Newton optimizers'."""
 
+CONTROL = " (control)"
+
 Published = Mapping[str, tuple[float, float]]
 """Loss and error by optimizer."""
 
@@ -57,6 +59,17 @@ class Entry:
     optimizer: str
     settings: str
     runs: Mapping[int, Curve]
+
+    @property
+    def control(self) -> bool:
+        """Whether it is L-BFGS as it is inside FOSI, without any estimate: what a ratio to it says is the metric's."""
+        scaled = any(curve.plan.options.get("scaling") == "geometric" for curve in self.runs.values())
+        return scaled and not settings.with_fosi(self.optimizer)
+
+    @property
+    def name(self) -> str:
+        """The optimizer's, and whether it is a control."""
+        return f"{self.optimizer}{CONTROL}" if self.control else self.optimizer
 
     @property
     def loss(self) -> float | None:
@@ -163,17 +176,17 @@ def words(curve: Curve, length: int) -> str:
 
 
 def tuned(known: Sequence[Entry]) -> dict[str, Entry]:
-    """The setting of each optimizer with the lowest loss, by the optimizer's name, the lowest first.
+    """The setting of each optimizer with the lowest loss, by the optimizer's name, the lowest first; controls apart.
 
     Of those with as many seeds as any other of the same optimizer: one seed may be lucky.
     """
     seeds: dict[str, int] = {}
     for entry in known:
-        seeds[entry.optimizer] = max(seeds.get(entry.optimizer, 0), len(entry.runs))
-    able = [e for e in known if e.loss is not None and len(e.runs) == seeds[e.optimizer]]
+        seeds[entry.name] = max(seeds.get(entry.name, 0), len(entry.runs))
+    able = [e for e in known if e.loss is not None and len(e.runs) == seeds[e.name]]
     found: dict[str, Entry] = {}
     for entry in sorted(able, key=lambda entry: entry.loss or 0.0):
-        found.setdefault(entry.optimizer, entry)
+        found.setdefault(entry.name, entry)
     return found
 
 
@@ -185,7 +198,12 @@ def best_peer(known: Sequence[Entry], aside: tuple[str, ...] = ()) -> Entry | No
       aside: ends of names that set no target.
     """
     peers = [e for name, e in tuned(known).items() if not settings.with_fosi(name) and not name.endswith(aside)]
-    return peers[0] if peers else None
+    return next((entry for entry in peers if not entry.control), None)
+
+
+def best_control(known: Sequence[Entry]) -> Entry | None:
+    """The control with the lowest loss; None where there is none."""
+    return next((entry for entry in tuned(known).values() if entry.control), None)
 
 
 def lowest(curve: Curve) -> Point | None:

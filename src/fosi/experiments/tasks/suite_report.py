@@ -86,9 +86,15 @@ def section(task: str, kind: Kind, known: Sequence[Entry]) -> list[str]:
     if peer is not None:
         ours = [entry for name, entry in best.items() if settings.with_fosi(name)]
         said = "; ".join(f"{entry.optimizer} {ratio(entry, peer)}" for entry in ours)
-        parts.append(
-            f"The best peer is {peer.optimizer}, loss {peer.loss:.2g}. Seconds to it, of its own: {said or '-'}."
-        )
+        words = f"The best peer is {peer.optimizer}, loss {peer.loss:.2g}. Seconds to it, of its own: {said or '-'}."
+        if control := standings.best_control(known):
+            said = "; ".join(f"{entry.optimizer} {ratio(entry, control)}" for entry in ours)
+            words += (
+                f" The control is {control.optimizer} with the scaling that FOSI has and no estimates, loss "
+                f"{control.loss:.2g}, {ratio(control, peer)} to the peer's; seconds to the control's, of its own: "
+                f"{said}."
+            )
+        parts.append(words)
     parts.append(table(task, list(best.values()), peer, published))
     if len(known) > len(best):
         every = sorted(known, key=lambda entry: (entry.optimizer, entry.loss or float("inf")))
@@ -127,14 +133,14 @@ def table(task: str, shown: Sequence[Entry], peer: Entry | None, published: Publ
     lines = []
     for entry in shown:
         line = [
-            entry.optimizer,
+            entry.name,
             entry.settings,
             *(markdown.number(x) for x in (entry.loss, entry.metric, entry.seconds)),
         ]
         line.append(ratio(entry, peer))
         line += [markdown.number(entry.seconds_to(loss)) for loss in marks]
         if published:
-            line.append(", ".join(f"{x:.1e}" for x in published.get(entry.optimizer, ())) or "-")
+            line.append(", ".join(f"{x:.1e}" for x in published.get(entry.name, ())) or "-")
         lines.append([*line, str(len(entry.runs))])
     return markdown.table(headings, lines)
 
