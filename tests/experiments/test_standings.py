@@ -42,6 +42,7 @@ def test_medians_over_seeds_and_the_metric_where_the_loss_is_lowest(tmp_path):
     ]
     (entry,) = standings.entries(curves)
     assert (entry.loss, entry.metric, entry.seconds) == (2.0, 0.6, 3.0)
+    assert entry.typical.plan.seed == 2 and find(standings.entries(curves[:2]), "adam").typical.plan.seed == 0
     # Seeds get to 2.5 after 2 and 3 seconds and never, to 1.5 after 2 and never twice.
     assert entry.seconds_to(2.5) == 3.0 and entry.seconds_to(1.5) is None and entry.seconds_to(4.0) == 1.0
 

@@ -27,6 +27,9 @@ COLOURS = {
 }
 """A colour a base optimizer, of Okabe and Ito's palette for the colour-blind; the last of Tol's."""
 
+_GREY_WITH_FOSI = "#CC3311"
+"""L-BFGS is grey; with FOSI inside, grey would hide what a figure is about."""
+
 _MARKERS = dict(zip(COLOURS, "os^Dv<>PXph*", strict=True))
 _STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -66,7 +69,7 @@ def look(optimizer: str, points: int = 0) -> dict[str, Any]:
         base = next(name for name in COLOURS if base.endswith(f"-{name}"))
         first, second = optimizer.startswith("fosi-"), "-fosi-" in optimizer
         line = (0, {(0, 0): (6, 1, 1, 1), (1, 0): (8, 1), (0, 1): (8, 1, 2, 1), (1, 1): (16, 1)}[first, second])
-    colour = COLOURS[base]
+    colour = _GREY_WITH_FOSI if with_fosi and base == "lbfgs" else COLOURS[base]
     style: dict[str, Any] = {
         "color": colour,
         "linestyle": line,

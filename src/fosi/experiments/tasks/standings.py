@@ -83,6 +83,17 @@ class Entry:
         return middle(None if point is None else point.metric for point in found)
 
     @property
+    def typical(self) -> Curve:
+        """The run with the median metric where the loss is lowest; the better of the two in the middle."""
+
+        def metric(curve: Curve) -> float:
+            point = lowest(curve)
+            return math.inf if point is None else -curve.plan.of.sign * point.metric
+
+        in_order = sorted(self.runs.values(), key=lambda curve: (metric(curve), curve.plan.seed))
+        return in_order[(len(in_order) - 1) // 2]
+
+    @property
     def seconds(self) -> float | None:
         """Of the whole run, the median over the seeds."""
         return middle(curve.points[-1].seconds for curve in self.runs.values())

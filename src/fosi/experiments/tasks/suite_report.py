@@ -146,12 +146,19 @@ def table(task: str, shown: Sequence[Entry], peer: Entry | None, published: Publ
 
 
 def solutions(folder: Path, shown: Sequence[Entry]) -> dict[str, Mapping[str, Any]]:
-    """What Adam and FOSI at their best settings found, with the lowest seed: of those that are there."""
-    found: dict[str, Mapping[str, Any]] = {}
+    """What Adam, the best peer and FOSI found at their best settings, each with a typical seed: of those that are there.
+
+    Args:
+      folder: of the task.
+      shown: an optimizer each, the lowest loss first.
+    """
     ours = next((entry for entry in shown if settings.with_fosi(entry.optimizer)), None)
-    for entry in (*(entry for entry in shown if entry.optimizer == "adam"), *([] if ours is None else [ours])):
-        name = entry.runs[min(entry.runs)].path.with_suffix(".npz").name
-        if (path := folder / "solutions" / name).exists():
+    peer = next((entry for entry in shown if not settings.with_fosi(entry.optimizer) and not entry.control), None)
+    adam = next((entry for entry in shown if entry.optimizer == "adam"), None)
+    found: dict[str, Mapping[str, Any]] = {}
+    for entry in (adam, peer, ours):
+        path = None if entry is None else folder / "solutions" / entry.typical.path.with_suffix(".npz").name
+        if entry is not None and path is not None and path.exists():
             with np.load(path) as arrays:
                 found[entry.optimizer] = dict(arrays)
     return found
