@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("flax")
 
 from fosi.experiments import figures
-from fosi.experiments.tasks import runs, settings, standings, suite_report, summary
+from fosi.experiments.tasks import drawing, runs, settings, standings, suite_report, summary
 from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.runs import Curve
 from fosi.experiments.tasks.training import Point
@@ -175,6 +175,21 @@ def test_a_section_says_who_is_first_and_how_soon_fosi_is_there(tmp_path):
     assert "published" not in table  # those are of the full size
     assert "| fosi-adam | k 3 | 3 | 3 | 3 | never | - | 1 |" in settings
     assert suite_report.write(tmp_path) == []
+
+
+def test_seeds_are_drawn_over_the_same_seconds(tmp_path):
+    """A run that is faster has more rounds in the same time; both count until the first of them ends."""
+    curves = [
+        run(tmp_path, "adam", [4.0, 2.0, 1.0]),
+        run(tmp_path, "adam", [8.0, 6.0, 4.0, 2.0, 0.5, 0.1], 1, pace=0.5),
+    ]
+    for left in (drawing.standings(curves[0].plan.of, [standings.Entry("adam", "", {0: a, 1: b})]).axes[0]
+                 for a, b in (curves, curves[::-1])):  # fmt: skip
+        (line,) = left.lines
+        np.testing.assert_allclose(line.get_xdata(), [1.0, 1.5, 2.0, 2.5, 3.0])
+        np.testing.assert_allclose(line.get_ydata(), [5.0, 4.0, 2.0, 1.25, 0.55])  # means of two: medians
+    untimed = Curve(**{**vars(curves[0]), "points": _without_seconds(curves[0])})
+    assert not drawing.standings(untimed.plan.of, [standings.Entry("adam", "", {0: untimed})]).axes[0].lines
 
 
 def test_every_optimizer_has_a_look_of_its_own():

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from fosi.experiments import figures
 from fosi.experiments.tasks.runs import Curve
@@ -59,14 +60,13 @@ def standings(task: Task, shown: Sequence[Entry]) -> Figure:
     """Loss and metric over seconds, both logarithmic, an optimizer each at its best setting: the median over seeds."""
     made, axes = figures.figure(1, 2, width=10, height=4.2, sharex=True)
     for entry in shown:
-        curves = list(entry.runs.values())
-        seconds, _, _ = _band([[p.seconds for p in curve.points] for curve in curves])
-        if not np.isfinite(seconds).any():
+        seconds = _common_seconds(entry.runs.values())
+        if not len(seconds):
             continue
         look = figures.look(entry.optimizer) | {"label": entry.name}
         look |= {"linestyle": ":"} if entry.control else {}
         for axis, name in zip(axes, ("train_loss", "metric"), strict=True):
-            middle, low, high = _band([[getattr(p, name) for p in curve.points] for curve in curves])
+            middle, low, high = _band([_at(seconds, curve, name) for curve in entry.runs.values()])
             axis.plot(seconds, middle, **look)
             axis.fill_between(seconds, low, high, color=look["color"], alpha=0.12, linewidth=0)
     for axis, name in zip(axes, ("training loss", task.metric), strict=True):
@@ -162,6 +162,23 @@ def _band(curves: Iterable[Sequence[float]]) -> Any:
     table = np.array([[*curve, *[math.nan] * (longest - len(curve))] for curve in known])
     with np.errstate(invalid="ignore"):
         return np.median(table, axis=0), np.min(table, axis=0), np.max(table, axis=0)
+
+
+def _common_seconds(curves: Iterable[Curve]) -> NDArray[np.float64]:
+    """When any of the runs was looked at, from where all have been once to where the first of them ends."""
+    known = [[p.seconds for p in curve.points if math.isfinite(p.seconds)] for curve in curves]
+    if not all(known):
+        return np.zeros(0)
+    every = np.unique(np.concatenate(known))
+    begin, end = max(seconds[0] for seconds in known), min(seconds[-1] for seconds in known)
+    return np.asarray(every[(every >= begin) & (every <= end)], np.float64)
+
+
+def _at(seconds: NDArray[np.float64], curve: Curve, name: str) -> Sequence[float]:
+    """What a run had when it was last looked at: runs of the same length in seconds differ in rounds."""
+    looked = [p.seconds for p in curve.points]
+    last = np.searchsorted(looked, seconds, side="right") - 1
+    return [getattr(curve.points[index], name) for index in last]
 
 
 def _axes(task: Task, axes: Any, runs: Mapping[str, Seeds], shown: Mapping[str, Seeds], whole: bool) -> None:

@@ -146,7 +146,7 @@ def table(task: str, shown: Sequence[Entry], peer: Entry | None, published: Publ
 
 
 def solutions(folder: Path, shown: Sequence[Entry]) -> dict[str, Mapping[str, Any]]:
-    """What Adam, the best peer and FOSI found at their best settings, each with a typical seed: of those that are there.
+    """What Adam, the best peer and FOSI found at their best settings, with a typical seed: of those that are there.
 
     Args:
       folder: of the task.
