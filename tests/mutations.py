@@ -125,8 +125,29 @@ BREAKS = (
     Break(
         "L-BFGS: γ of the whole change of the gradient, not of what lies outside",
         "jax/quasi_newton.py",
-        "outside = _minus(change, sp.combine(subspace.basis, sp.products(subspace.basis, change)))",
-        "outside = change",
+        "        change = outside(change)\n",
+        "",
+        LBFGS,
+    ),
+    Break(
+        "L-BFGS: γ has all of the step, not what lies outside",
+        "jax/quasi_newton.py",
+        "sp.norm(outside(step)) / jnp.sqrt(size)",
+        "sp.norm(step) / jnp.sqrt(size)",
+        LBFGS,
+    ),
+    Break(
+        "L-BFGS: a search begins at 1, whatever the scaling",
+        "jax/quasi_newton.py",
+        'initial_guess_strategy="one" if scaling == "usual" else "keep"',
+        'initial_guess_strategy="one"',
+        LBFGS,
+    ),
+    Break(
+        "L-BFGS: after a search that failed the next one begins where it was lost",
+        "jax/quasi_newton.py",
+        "jnp.where(lower & (size > 0), size, 1)",
+        "size",
         LBFGS,
     ),
     Break(
@@ -139,8 +160,8 @@ BREAKS = (
     Break(
         "L-BFGS: γ, and what it is no less than, of the smallest eigenvalues too",
         "jax/quasi_newton.py",
-        "lengths_inside = subspace.newton[:largest]",
-        "lengths_inside = subspace.newton",
+        "lengths = subspace.newton[:largest]",
+        "lengths = subspace.newton",
         LBFGS,
     ),
 )

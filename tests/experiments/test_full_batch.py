@@ -144,3 +144,12 @@ def test_regression_is_on_all_examples(mode):
     assert problem.facts == {"batch_size": 320, "features": 784 if mode == "full" else 319}
     with pytest.raises(ValueError, match="mode is 'quick'; give one of full, conditioned"):
         TASKS["softmax-full"].build(None, False, 0, True, mode="quick")
+
+
+def test_a_part_is_a_quarter_of_all_images():
+    full = TASKS["deep-ae"].build(None, False, 0, True)
+    np.testing.assert_array_equal(full.part(full.data), TINY.train[0][:80])
+    assert TASKS["deep-ae"].build(None, False, 0, True, mode="batch").part is None
+    softmax = TASKS["softmax-full"].build(None, False, 0, True)
+    for found, wanted in zip(softmax.part(softmax.data), TINY.train, strict=True):
+        np.testing.assert_array_equal(found, wanted[:80])

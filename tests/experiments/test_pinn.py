@@ -150,12 +150,17 @@ def test_loss_is_what_its_outputs_say(task):
     assert float(found) == pytest.approx(float(wanted), rel=1e-5)
 
 
-def test_gauss_newton_estimates_are_of_its_matrix():
+@pytest.mark.parametrize("curvature", ["fixed", "part"])
+def test_gauss_newton_estimates_are_of_its_matrix(curvature):
     problem = TASKS["reaction"].build(None, False, 0, True)
-    engine = JaxEngine(TASKS["reaction"], problem, "fosi-adam", 0, operator="gauss_newton", k=4, num_matvecs=40)
+    given = {"operator": "gauss_newton", "k": 4, "num_matvecs": 40, "curvature": curvature}
+    engine = JaxEngine(TASKS["reaction"], problem, "fosi-adam", 0, **given)
     run = engine.refresh(engine.start(), engine.first, 0)
     flat, shape = jax.flatten_util.ravel_pytree(problem.params)
-    jacobian = jax.jacobian(lambda p: problem.outputs(shape(p), problem.state, problem.data).predicted[0])(flat)
+    points = problem.data  # 30 inside, of which a quarter are 8
+    if curvature == "part":
+        points = points._replace(x=points.x[:8], t=points.t[:8])
+    jacobian = jax.jacobian(lambda p: problem.outputs(shape(p), problem.state, points).predicted[0])(flat)
     wanted = np.linalg.eigvalsh(2 * np.asarray(jacobian.T @ jacobian, np.float64))[::-1]
     found = engine.estimate(run).eigenvalues
     np.testing.assert_allclose(found, wanted[: len(found)], rtol=1e-3)

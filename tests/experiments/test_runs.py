@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("flax")
 
-from fosi.experiments.tasks import ratios, runs, summary
+from fosi.experiments.tasks import ratios, runs, summary, training
 from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.task import resized
 from fosi.experiments.tasks.training import Point
@@ -116,18 +116,55 @@ def test_killed_command_goes_on_to_the_same_numbers(tmp_path):
 def test_seconds_end_a_run_after_the_round_in_which_they_pass(tmp_path):
     which = plan("adam", rounds=None, seconds=0.05)
     problem = which.build(None, False)
+    engine = which.engine(problem)
+    engine.advance = lambda run, *_: (run, time.sleep(0.02) or 1.0)  # however busy the machine is, no less
+    found = list(training.train(engine, training.start(engine), 100, 0.05))
+    assert 2 <= len(found) <= 3 and found[-1].seconds >= 0.05 > found[-2].seconds
     found = runs.run(which, problem, tmp_path)
-    *earlier, last = [point.seconds for point in found.points]
-    assert last >= 0.05 and all(seconds < 0.05 for seconds in earlier)
-    line = next(iter(summary.write(tmp_path / "lr")))
+    assert found.points[-1].seconds >= 0.05 and all(point.seconds < 0.05 for point in found.points[:-1])
+    (line,) = summary.write(tmp_path / "lr")
     assert (line["rounds"], line["seconds_given"]) == (len(found.points), 0.05)
+    assert ratios.groups([line]) == {}  # the paper's runs have rounds
+    # A run that is gone on with has the seconds that it had.
+    files = runs.Files.of(replace(which, seconds=1e6, rounds=3), tmp_path)
+
+    def kill(point, engine):
+        if point.step == 3 * engine.steps_a_round:
+            raise Killed
+
+    longer = replace(which, seconds=1e6, rounds=3)
+    with pytest.raises(Killed):
+        runs.run(longer, problem, tmp_path, kill, checkpoint_seconds=0)
+    saved = runs.load_checkpoint(files.checkpoint, engine)
+    assert saved.round == 2 and runs.run(longer, problem, tmp_path).points[1].seconds == saved.seconds > 0
     # Rounds end it too, where they are fewer.
     assert len(runs.run(plan("adam", rounds=2, seconds=1e6), problem, tmp_path).points) == 2
     assert which.reference.seconds == 0.05  # a base is given as many
     with pytest.raises(ValueError, match=r"seconds is 0\.05, but the device is shared: give rounds"):
         runs.run(which, problem, tmp_path / "other", shared=True)
-    with pytest.raises(ValueError, match="seconds is 0; give a number above 0"):
-        plan("adam", seconds=0)
+    for seconds in (0, math.inf):
+        with pytest.raises(ValueError, match=f"seconds is {seconds}; give a number above 0"):
+            plan("adam", seconds=seconds)
+
+
+def test_what_the_clock_ended_times_others_only_where_nothing_else_does():
+    def one(seconds, rows, shared=False, **changes):
+        made = curve(plan("adam", seconds=seconds, **changes), rows)
+        return replace(made, environment={**made.environment, "shared": shared})
+
+    slow, usual = (
+        ((10.0 * i, 1.0, 0.5, 0, 0.0) for i in range(1, 4)),
+        [(1.0, 1.0, 0.5, 0, 0.0), (2.0, 1.0, 0.5, 0, 0.0)],
+    )
+    busy, given = one(None, usual, shared=True, seed=1), one(5.0, list(slow))
+    assert summary.retimed([busy, given, one(None, usual)])[0].points[-1].seconds == pytest.approx(2.0)
+    assert summary.retimed([busy, given])[0].points[-1].seconds == pytest.approx(20.0)
+
+
+def test_a_relay_that_the_clock_ends_before_its_second_says_so(tmp_path, caplog):
+    which = Plan("reaction", "adam-lbfgs", tiny=True, seconds=1e-9, options={"switch_at": 50})
+    runs.run(which, which.build(None, False), tmp_path)
+    assert "ended after 5 steps, before switch_at, 50: all are the first's" in caplog.text
 
 
 def test_line_has_all_fields_and_a_missed_target_is_null(tmp_path):

@@ -51,8 +51,12 @@ def test_runs_that_were_given_other_seconds_are_not_compared(tmp_path):
     short, long = (run(tmp_path, "adam", [4.0, 1.0]) for _ in range(2))
     long = replace(long, plan=replace(long.plan, rounds=None, seconds=20))
     found = standings.kinds([short, long])
-    assert [kind.words for kind in found] == ["quick", "quick, 20 s"]
+    assert [(kind.words, kind.ending) for kind in found] == [("quick", "-quick"), ("quick, 20 s", "-quick-20s")]
     assert all(len(entries) == 1 for entries in found.values())
+    # Whatever rounds they have, they are as long as each other.
+    cut = replace(short, plan=replace(long.plan, rounds=2))
+    ((_, entries),) = standings.kinds([long, cut]).items()
+    assert [entry.settings for entry in entries] == ["", "2 rounds"]
 
 
 def test_a_ratio_is_of_the_same_seed_to_the_lowest_loss_of_the_peer(tmp_path):
@@ -210,11 +214,12 @@ def test_report_draws_what_adam_and_fosi_found(tmp_path):
     }
     assert "![wave, solutions](./wave/solutions-tiny.png)" in written[0].read_text(encoding="utf-8")
     entries = standings.entries(summary.curves(folder))
-    drawn = suite_report.solutions(folder, entries)
+    peer = standings.best_peer(entries)
+    drawn = suite_report.solutions(folder, entries, peer)
     assert [*drawn] == ["adam", "fosi-adam"]
     for entry in entries:
         one = drawn[entry.optimizer]
         error = np.linalg.norm(one["found"].astype(float) - one["exact"]) / np.linalg.norm(one["exact"].astype(float))
         assert error == pytest.approx(entry.runs[0].points[-1].metric, rel=1e-4)
     (folder / "solutions" / entries[0].runs[0].path.with_suffix(".npz").name).unlink()
-    assert len(suite_report.solutions(folder, entries)) == 1
+    assert len(suite_report.solutions(folder, entries, peer)) == 1

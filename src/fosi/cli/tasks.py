@@ -47,7 +47,8 @@ Quick = Annotated[
     bool, typer.Option("--quick", help="PINNs: --mode quick, a smaller network and grid, and 30 rounds of 100 steps.")
 ]
 Seconds = Annotated[
-    float | None, typer.Option(help="On the clock, after which no round is begun; then --rounds need not be given.")
+    float | None,
+    typer.Option(help="Of training, steps and refreshes: a run ends after the round in which they pass."),
 ]
 BatchSize = Annotated[
     int | None, typer.Option(help="lm, ac: examples in a batch; the steps follow, so that epochs stay as they are.")
@@ -229,7 +230,7 @@ def _run_all(
                 row = bar.add_task(_label(plan), total=plan.seconds or plan.length, shown="builds and compiles")
 
                 def show(point: Any, engine: Any, row: Any = row, plan: Any = plan) -> None:
-                    done = point.seconds if plan.seconds else point.step // engine.steps_a_round
+                    done = point.seconds if plan.seconds else point.step // (engine.looks * engine.steps_a_round)
                     bar.update(row, completed=done, shown=_shown(point, plan.of.metric))
 
                 key = (plan.seed, plan.mode, plan.backend)

@@ -223,7 +223,7 @@ def fosi_lbfgs(
         less than 0.1 of the longest α/|λ| of the k largest; or ``"usual"``, sᵀy/yᵀy, which without an estimate makes it
         L-BFGS as everybody knows it.
       linesearch: an optax line search; None for that of ``optax.lbfgs``, made to bear the noise of float32, which
-        begins where the last one ended, or at 1 with the usual scaling.
+        begins a tenth above where the last one ended, or at 1 with the usual scaling.
       **options: FOSI's settings, see ``fosi.jax.JaxOptions``; there is no ``mask``, and no ``lr_rule``.
 
     Returns:

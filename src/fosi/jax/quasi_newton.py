@@ -8,7 +8,7 @@ changed since the estimate, which FOSI's sum of two separate parts cannot.
 Of a pair (s, y), less what lies in the subspace, the usual γ is sᵀy/yᵀy: of the curvatures that the step met it follows
 the largest, so that all directions of which neither V nor a pair knows are taken for as steep. Here it is |s|/|y|, the
 geometric mean of that and of sᵀs/sᵀy, which follows the smallest (Dai, Al-Baali and Yang, 2015, for gradient descent).
-The step is then too long as a whole, always by much the same: a search begins where the last one ended, not at 1.
+The step is then too long as a whole, by much the same as the last: a search begins near where that ended, not at 1.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ _RESOLVED = 1e6
 """By how much |λ| may fall below the largest: what is smaller is rounding's, and its α/|λ| no length for a step."""
 
 _LOSS_NOISE = 1e-4
+
+_GROWTH = 1.1
+"""A search begins at this many times where the last one ended, at 1 at most. A step that is ten times too short still
+satisfies a search, so one that began where the last ended would never find its way back to 1, and Newton's rate near a
+minimum would be lost. Four small networks for equations needed a few percent fewer gradients with 1.1 than with 1, and
+more with 1.5 and 2."""
 
 
 class Pairs(NamedTuple):
@@ -238,20 +244,28 @@ class LbfgsStep:
 def line_search(scaling: Scaling) -> optax.GradientTransformationExtraArgs:
     """The line search of ``optax.lbfgs``, but that a loss 1e-4 higher will do where the slopes say that it is lower.
 
-    It begins at 1 where the scaling is the usual one, else where the last one ended. In float32 the loss of a
-    physics-informed network is off by 1e-5 of itself: its residuals are differences of large numbers. One value that is
-    too low by chance, and a search that asks for less never moves again.
+    It begins at 1 where the scaling is the usual one, else a tenth above where the last one ended. In float32 the loss
+    of a physics-informed network is off by 1e-5 of itself: its residuals are differences of large numbers. One value
+    that is too low by chance, and a search that asks for less never moves again.
     """
-    return optax.scale_by_zoom_linesearch(
+    usual = scaling == "usual"
+    made = optax.scale_by_zoom_linesearch(
         max_linesearch_steps=20,
-        initial_guess_strategy="one" if scaling == "usual" else "keep",
+        initial_guess_strategy="one" if usual else "keep",
         approx_dec_rtol=_LOSS_NOISE,
     )
+
+    def update(updates: sp.Tree, state: Any, params: sp.Tree, **extra_args: Any) -> tuple[sp.Tree, Any]:
+        begin = jnp.minimum(1, _GROWTH * state.learning_rate).astype(jnp.asarray(state.learning_rate).dtype)
+        updates, found = made.update(updates, state._replace(learning_rate=begin), params, **extra_args)
+        return updates, found
+
+    return made if usual else optax.GradientTransformationExtraArgs(made.init, update)
 
 
 def _no_worse(updates: sp.Tree, search: Any, value: Any, grad: sp.Tree) -> tuple[sp.Tree, Any]:
     """No step, where a search that knows the loss at its end has found none as low: optax's takes its last trial."""
-    if not (hasattr(search, "value") and hasattr(search, "grad")):
+    if getattr(search, "value", None) is None or getattr(search, "grad", None) is None:
         return updates, search
     lower = search.value <= value + _LOSS_NOISE * jnp.abs(value)  # False for what is no number
     updates = jax.tree.map(lambda u: jnp.where(lower, u, jnp.zeros_like(u)), updates)

@@ -60,13 +60,14 @@ def standings(task: Task, shown: Sequence[Entry]) -> Figure:
     """Loss and metric over seconds, both logarithmic, an optimizer each at its best setting: the median over seeds."""
     made, axes = figures.figure(1, 2, width=10, height=4.2, sharex=True)
     for entry in shown:
-        seconds = _common_seconds(entry.runs.values())
-        if not len(seconds):
+        timed = [curve for curve in entry.runs.values() if math.isfinite(curve.points[-1].seconds)]
+        if not timed:
             continue
+        seconds = _common_seconds(timed)
         look = figures.look(entry.optimizer) | {"label": entry.name}
         look |= {"linestyle": ":"} if entry.control else {}
         for axis, name in zip(axes, ("train_loss", "metric"), strict=True):
-            middle, low, high = _band([_at(seconds, curve, name) for curve in entry.runs.values()])
+            middle, low, high = _band([_at(seconds, curve, name) for curve in timed])
             axis.plot(seconds, middle, **look)
             axis.fill_between(seconds, low, high, color=look["color"], alpha=0.12, linewidth=0)
     for axis, name in zip(axes, ("training loss", task.metric), strict=True):
@@ -166,9 +167,7 @@ def _band(curves: Iterable[Sequence[float]]) -> Any:
 
 def _common_seconds(curves: Iterable[Curve]) -> NDArray[np.float64]:
     """When any of the runs was looked at, from where all have been once to where the first of them ends."""
-    known = [[p.seconds for p in curve.points if math.isfinite(p.seconds)] for curve in curves]
-    if not all(known):
-        return np.zeros(0)
+    known = [[p.seconds for p in curve.points] for curve in curves]
     every = np.unique(np.concatenate(known))
     begin, end = max(seconds[0] for seconds in known), min(seconds[-1] for seconds in known)
     return np.asarray(every[(every >= begin) & (every <= end)], np.float64)

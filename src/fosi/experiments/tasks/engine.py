@@ -64,12 +64,14 @@ class Engine(Protocol):
       backend: ``"jax"`` or ``"torch"``.
       rate: the base's learning rate.
       steps_a_round: steps in an epoch, or between two evaluations.
+      looks: how many of its rounds are one of the others', whose steps are short.
       schedule: when estimates are due; None where there are none.
     """
 
     backend: str
     rate: float
     steps_a_round: int
+    looks: int
     schedule: Schedule | None
 
     @property

@@ -19,7 +19,7 @@ from fosi.experiments.tasks.task import Problem, Task, whole
 from fosi.jax import Batches, FosiState, ModelLoss
 
 _LOOKS = 20
-"""Rounds of newton-cg for one of the others on a full batch: each step of it takes dozens of products."""
+"""How often newton-cg is looked at, on a full batch, where others are once: a step of it takes dozens of products."""
 
 
 class JaxRun(NamedTuple):
@@ -34,6 +34,7 @@ class OnDevice(ABC):
     """A problem on the device: what engines in JAX share, whatever makes their steps."""
 
     backend = "jax"
+    looks = 1
 
     def __init__(self, problem: Problem, seed: int) -> None:
         """Takes the problem, and the seed of the order of its batches."""
@@ -163,7 +164,7 @@ class JaxEngine(OnDevice):
           **options: FOSI's settings in the place of the paper's, or the optimizer's own.
         """
         inner = settings.second_of(name) == "newton-cg"
-        self._looks = _LOOKS if inner and problem.batch is whole else 1
+        self.looks = _LOOKS if inner and problem.batch is whole else 1
         super().__init__(problem, seed)
         self._curvature = engine.curvature(curvature)
         loss = self._operator(operator, name, task.l2)
@@ -196,7 +197,7 @@ class JaxEngine(OnDevice):
     def order(self, index: int) -> jax.Array:
         """The batches of a round."""
         rows = super().order(index)
-        return rows[: -(-len(rows) // self._looks)]
+        return rows[: -(-len(rows) // self.looks)]
 
     def due(self, step: int) -> bool:
         """Whether an estimate precedes this step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -67,7 +68,7 @@ class Plan:
             raise ValueError(f"mode is {self.mode!r}; {known}")
         if self.rounds is not None and self.rounds < 1:
             raise ValueError(f"rounds is {self.rounds}; give 1 or more")
-        if self.seconds is not None and not self.seconds > 0:
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise ValueError(f"seconds is {self.seconds}; give a number above 0")
         self._check_batch_size()
         if taken := [name for name in self.options if name in ("seed", "rate_factor", "curvature", "task", "name")]:

@@ -166,10 +166,11 @@ def groups(lines: Iterable[Line]) -> dict[str, Group]:
     """The runs of each task that go together.
 
     Where there are several such sets, the paper's: real data, its length, its mode, in JAX; then the largest. Runs in
-    batches of another size are in none: what a step is there, and how many there are, is not the paper's.
+    batches of another size are in none: what a step is there, and how many there are, is not the paper's. Nor are those
+    that the clock ended, each after rounds of its own.
     """
     sets: dict[str, Counter[tuple[Any, ...]]] = {}
-    known = [line for line in lines if line.get("batch_size") is None]
+    known = [line for line in lines if line.get("batch_size") is None and line.get("seconds_given") is None]
     for line in known:
         sets.setdefault(line["task"], Counter())[_setting(line)] += 1
     chosen = {task: max(counts, key=lambda s: (*_papers(task, s), counts[s])) for task, counts in sets.items()}

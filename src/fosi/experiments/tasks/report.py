@@ -125,7 +125,7 @@ def text(groups: Groups, where: Path, known: int) -> str:
             markdown.curvature(groups),
             "fixed: one batch for the whole run, as in the paper; current: the batch about to be trained on; larger: "
             "one fixed batch of four times the size; average: the mean over the batch about to be trained on and the "
-            "next three.",
+            "next three; part: a quarter of the fixed one.",
         ]
     if others := {line["optimizer"] for line in lines} & {*PEERS}:
         shown = (task for task in groups if (where / task / "second-order.png").exists())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 import time
@@ -19,6 +20,8 @@ from fosi.experiments.tasks.engine import Engine
 from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.training import Point, Progress
 from fosi.experiments.tensorboard import EventWriter
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,8 @@ def run(
         _same(old, plan, None)
         return old
     engine = plan.engine(problem)
-    _check_switch(plan, plan.length * engine.steps_a_round)
+    rounds = plan.length * engine.looks
+    _check_switch(plan, rounds * engine.steps_a_round)
     environment = _environment(plan, problem, engine, shared)
     progress = _resumed(files, plan, environment, engine)
     before = engine.peak_memory()
@@ -129,7 +133,7 @@ def run(
             events.scalars(point.step, scalars(plan, point))
         saved = time.monotonic()
         seconds = math.inf if plan.seconds is None else plan.seconds
-        for point in training.train(engine, progress, plan.length, seconds):
+        for point in training.train(engine, progress, rounds, seconds):
             curve.write(records.line(point._asdict()))
             curve.flush()
             events.scalars(point.step, scalars(plan, point))
@@ -146,6 +150,10 @@ def run(
             "peak_memory": None if peak == before else peak,
             "diverged": progress.diverged,
         }
+        if (at := plan.options.get("switch_at")) is not None and progress.step <= at and not progress.diverged:
+            _log.warning(
+                "%s ended after %d steps, before switch_at, %d: all are the first's", plan.name, progress.step, at
+            )
         _draw(files.solution, engine, progress)
         curve.write(records.line(done))
     files.checkpoint.unlink(missing_ok=True)

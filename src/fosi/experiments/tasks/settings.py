@@ -19,7 +19,7 @@ PEERS = (*SECOND_ORDER, *RATES)
 AROUND = ("muon", "soap")
 """Those of them that FOSI can be around too, in JAX; its target is then theirs."""
 SECONDS = {
-    "fosi-lbfgs": ("memory_size", "scaling"),
+    "fosi-lbfgs": ("memory_size",),
     "lbfgs": ("memory_size", "scaling"),
     "newton-cg": ("damping", "max_cg", "tolerance", "warm_start", "damping_factor", "min_damping"),
 }

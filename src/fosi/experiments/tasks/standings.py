@@ -62,7 +62,7 @@ class Entry:
 
     @property
     def control(self) -> bool:
-        """Whether it is L-BFGS as it is inside FOSI, without any estimate: what a ratio to it says is the metric's."""
+        """Whether it is L-BFGS as it is inside FOSI, without any estimate: against it FOSI has its metric alone."""
         scaled = any(curve.plan.options.get("scaling") == "geometric" for curve in self.runs.values())
         return scaled and not settings.with_fosi(self.optimizer)
 
@@ -147,9 +147,17 @@ class Kind(NamedTuple):
     @property
     def words(self) -> str:
         """What is not as usual; nothing where all is."""
-        said = ["tiny" if self.tiny else "", self.mode, "" if self.backend == "jax" else self.backend]
-        said.append(f"{self.seconds:g} s" if self.seconds else "")
-        return ", ".join(word for word in said if word)
+        return ", ".join([*self._names, *([f"{self.seconds:g} s"] if self.seconds else [])])
+
+    @property
+    def ending(self) -> str:
+        """The same, for the end of a file's name."""
+        return "".join(f"-{word}" for word in [*self._names, *([f"{self.seconds:g}s"] if self.seconds else [])])
+
+    @property
+    def _names(self) -> list[str]:
+        said = ("tiny" if self.tiny else "", self.mode, "" if self.backend == "jax" else self.backend)
+        return [word for word in said if word]
 
 
 def kinds(curves: Iterable[Curve]) -> dict[Kind, list[Entry]]:
@@ -165,14 +173,15 @@ def kinds(curves: Iterable[Curve]) -> dict[Kind, list[Entry]]:
 def entries(curves: Sequence[Curve]) -> list[Entry]:
     """The runs of one kind by optimizer and setting: those that are as long as the longest.
 
-    What searches takes longer steps than the others, so it may have been given fewer rounds, or more.
+    What searches takes longer steps than the others, so it may have been given fewer rounds, or more. Runs that the
+    clock ended are as long as each other.
     """
     even = [c.plan.length for c in curves if settings.is_first_order(c.plan.optimizer)]
     length = max(even or (c.plan.length for c in curves))
     found: dict[tuple[str, str], dict[int, Curve]] = {}
     for curve in curves:
         plan = curve.plan
-        if plan.length == length or not settings.is_first_order(plan.optimizer):
+        if plan.seconds is not None or plan.length == length or not settings.is_first_order(plan.optimizer):
             found.setdefault((plan.optimizer, words(curve, length)), {})[plan.seed] = curve
     return [Entry(*names, runs) for names, runs in found.items()]
 
@@ -183,7 +192,8 @@ def words(curve: Curve, length: int) -> str:
     said = [f"{plan.rate_factor:g}× rate"] if plan.rate_factor != 1 else []
     said += [f"{name} {value}" for name, value in sorted(plan.options.items())]
     said += [f"estimates on {plan.curvature}"] if plan.curvature != "fixed" else []
-    return ", ".join([*said, *([f"{plan.length} rounds"] if plan.length != length else [])])
+    other = plan.rounds is not None if plan.seconds is not None else plan.length != length
+    return ", ".join([*said, *([f"{plan.length} rounds"] if other else [])])
 
 
 def tuned(known: Sequence[Entry]) -> dict[str, Entry]:

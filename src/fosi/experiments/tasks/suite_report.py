@@ -35,9 +35,9 @@ def write(where: Path) -> list[Path]:
         for kind, known in standings.kinds(summary.retimed(summary.curves(where / task))).items():
             found += known
             shown = list(standings.tuned(known).values())
-            end = "-".join(["", *kind.words.replace(" s", "s").split(", ")]) if kind.words else ""
+            end, peer = kind.ending, standings.best_peer(known, aside(task))
             written += figures.save(drawing.standings(TASKS[task], shown), where / task / f"standings{end}")
-            drawn = solutions(where / task, shown)
+            drawn = solutions(where / task, shown, peer)
             if drawn:
                 written += figures.save(drawing.solutions(TASKS[task], drawn), where / task / f"solutions{end}")
             parts += section(task, kind, known)
@@ -79,7 +79,7 @@ def preface(environments: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def section(task: str, kind: Kind, known: Sequence[Entry]) -> list[str]:
     """What is known of one task, of runs of one kind."""
-    peer = standings.best_peer(known, ASIDE if task in PINNS else ())
+    peer = standings.best_peer(known, aside(task))
     parts = [f"## {TASKS[task].title}" + (f", {kind.words}" if kind.words else "")]
     best = standings.tuned(known)
     published = {} if kind.tiny or kind.mode else PUBLISHED.get(task, {})
@@ -145,15 +145,20 @@ def table(task: str, shown: Sequence[Entry], peer: Entry | None, published: Publ
     return markdown.table(headings, lines)
 
 
-def solutions(folder: Path, shown: Sequence[Entry]) -> dict[str, Mapping[str, Any]]:
+def aside(task: str) -> tuple[str, ...]:
+    """Ends of names that set no target on a task."""
+    return ASIDE if task in PINNS else ()
+
+
+def solutions(folder: Path, shown: Sequence[Entry], peer: Entry | None) -> dict[str, Mapping[str, Any]]:
     """What Adam, the best peer and FOSI found at their best settings, with a typical seed: of those that are there.
 
     Args:
       folder: of the task.
       shown: an optimizer each, the lowest loss first.
+      peer: the best of them.
     """
     ours = next((entry for entry in shown if settings.with_fosi(entry.optimizer)), None)
-    peer = next((entry for entry in shown if not settings.with_fosi(entry.optimizer) and not entry.control), None)
     adam = next((entry for entry in shown if entry.optimizer == "adam"), None)
     found: dict[str, Mapping[str, Any]] = {}
     for entry in (adam, peer, ours):

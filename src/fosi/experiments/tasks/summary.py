@@ -67,7 +67,8 @@ def retimed(finished: Iterable[Curve]) -> list[Curve]:
 
     A step and a refresh take as long with one seed as with another, at one rate as at another, and in a short run as in
     a long one, so the seconds of such a run are its steps and its refreshes times the medians over the longest that
-    were alone. Where there is none they are not known, nor where a step has a search, which takes as long as it takes.
+    were alone; of what the clock ended no two are as long, so those count where there are no others. Where there is
+    none the seconds are not known, nor where a step has a search, which takes as long as it takes.
     """
     known = list(finished)
     alone: dict[tuple[Any, ...], list[Curve]] = {}
@@ -93,6 +94,7 @@ def _with_times(curve: Curve, alone: Sequence[Curve]) -> Curve:
     if not alone or settings.second_of(curve.plan.optimizer) is not None:
         unknown = (point._replace(seconds=math.nan, refresh_seconds=math.nan) for point in curve.points)
         return replace(curve, points=tuple(unknown))
+    alone = [one for one in alone if one.plan.seconds is None] or alone
     longest = max(one.points[-1].step for one in alone)
     alone = [one for one in alone if one.points[-1].step == longest]
     ends = [one.points[-1] for one in alone]

@@ -34,6 +34,7 @@ class TorchEngine:
     """Trains one problem with a base of ``settings.BASES`` or FOSI around one; see ``Engine``."""
 
     backend = "torch"
+    looks = 1
 
     def __init__(
         self,
