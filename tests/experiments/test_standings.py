@@ -191,7 +191,7 @@ def test_seeds_are_drawn_over_the_same_seconds(tmp_path):
                  for a, b in (curves, curves[::-1])):  # fmt: skip
         (line,) = left.lines
         np.testing.assert_allclose(line.get_xdata(), [1.0, 1.5, 2.0, 2.5, 3.0])
-        np.testing.assert_allclose(line.get_ydata(), [5.0, 4.0, 2.0, 1.25, 0.55])  # means of two: medians
+        np.testing.assert_allclose(line.get_ydata(), [5.0, 3.5, 2.0, 1.0, 0.55])  # means of two: medians
     untimed = Curve(**{**vars(curves[0]), "points": _without_seconds(curves[0])})
     assert not drawing.standings(untimed.plan.of, [standings.Entry("adam", "", {0: untimed})]).axes[0].lines
 

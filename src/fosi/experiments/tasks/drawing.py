@@ -174,10 +174,9 @@ def _common_seconds(curves: Iterable[Curve]) -> NDArray[np.float64]:
 
 
 def _at(seconds: NDArray[np.float64], curve: Curve, name: str) -> Sequence[float]:
-    """What a run had when it was last looked at: runs of the same length in seconds differ in rounds."""
-    looked = [p.seconds for p in curve.points]
-    last = np.searchsorted(looked, seconds, side="right") - 1
-    return [getattr(curve.points[index], name) for index in last]
+    """What a run had then, between two looks on a straight line: runs of as many seconds differ in rounds."""
+    looked, found = ([getattr(p, what) for p in curve.points] for what in ("seconds", name))
+    return [float(value) for value in np.interp(seconds, looked, found)]
 
 
 def _axes(task: Task, axes: Any, runs: Mapping[str, Seeds], shown: Mapping[str, Seeds], whole: bool) -> None:

@@ -173,8 +173,8 @@ def _searching(name: str, task: Task, loss: Any, model: ModelLoss | None, option
 def _fast_lbfgs(memory_size: int, scaling: Any = "usual") -> optax.GradientTransformationExtraArgs:
     """L-BFGS by the code of FOSI around it, which never estimates: the same steps as optax's, several times sooner.
 
-    So a ratio of seconds to it is not of the code, nor of how the line search bears noise; where it also has the scaling
-    that FOSI around it has, and comes after as many steps of another, it is of FOSI's metric alone.
+    So a ratio of seconds to it is not of the code, nor of how the line search bears noise; where it also has the
+    scaling that FOSI around it has, and comes after as many steps of another, it is of FOSI's metric alone.
     """
     never: dict[str, Any] = {"k": 1, "num_matvecs": 2, "warmup": np.iinfo(np.int32).max, "refresh": "external"}
     made = fosi_lbfgs(memory_size=memory_size, scaling=scaling, **never)
