@@ -161,6 +161,19 @@ def test_what_the_clock_ended_times_others_only_where_nothing_else_does():
     assert summary.retimed([busy, given])[0].points[-1].seconds == pytest.approx(20.0)
 
 
+def test_an_engine_goes_over_to_another_seed_and_compiles_nothing(tmp_path):
+    which = Plan("reaction", "adam-fosi-lbfgs", tiny=True, rounds=4, curvature="part", options={"switch_at": 8, "k": 3})
+    problems = [which.with_seed(seed).build(None, False) for seed in (0, 1)]
+    engine = which.engine(problems[0])
+    runs.run(which, problems[0], tmp_path / "both", engine=engine)
+    compiled = engine._steps._cache_size()
+    engine.take(problems[1], 1)
+    found = runs.run(which.with_seed(1), problems[1], tmp_path / "both", engine=engine)
+    assert engine._steps._cache_size() == compiled
+    wanted = runs.run(which.with_seed(1), problems[1], tmp_path / "alone")
+    assert untimed(found.points) == untimed(wanted.points) and found.points[-1].refreshes > 0
+
+
 def test_a_relay_that_the_clock_ends_before_its_second_says_so(tmp_path, caplog):
     which = Plan("reaction", "adam-lbfgs", tiny=True, seconds=1e-9, options={"switch_at": 50})
     runs.run(which, which.build(None, False), tmp_path)

@@ -47,6 +47,16 @@ class OnDevice(ABC):
         # Where every step has the same loss, a line search need not be followed by another gradient at its end.
         self.still = problem.batch is whole
 
+    def take(self, problem: Problem, seed: int) -> None:
+        """Goes over to the same task built with another seed: nothing that is compiled is compiled again.
+
+        Losses must differ in what they are given alone, not in what they close over.
+        """
+        mine = self.problem
+        self.problem = problem._replace(loss=mine.loss, batch=mine.batch, order=mine.order, outputs=mine.outputs)
+        self.key = jax.random.key(seed)
+        self.first = self.order(0)
+
     def start(self) -> JaxRun:
         """The run before its first step."""
         params = jax.tree.map(_copy, self.problem.params)  # steps write over theirs

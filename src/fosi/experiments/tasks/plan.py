@@ -123,6 +123,10 @@ class Plan:
         base, alike = self.base or "heavy-ball", settings.of_relay(self.optimizer, self.options)
         return replace(self, optimizer=base, rate_factor=1.0, curvature="fixed", options=alike)
 
+    def with_seed(self, seed: int) -> Plan:
+        """The same with another seed."""
+        return replace(self, seed=seed)
+
     @property
     def of(self) -> Task:
         """The task."""

@@ -92,6 +92,7 @@ def run(
     on_point: Callable[[Point, Engine], None] = lambda point, engine: None,
     checkpoint_seconds: float = 30.0,
     shared: bool = False,
+    engine: Engine | None = None,
 ) -> Curve:
     """Makes a run, or goes on with it, or finds that it is there.
 
@@ -102,6 +103,7 @@ def run(
       on_point: called after every round.
       checkpoint_seconds: how long to train before what is there is saved.
       shared: whether other work shares the device, so that the run's own clock is not to be believed.
+      engine: of ``plan.engine``, or one of another seed that has taken this problem, and compiles nothing then.
 
     Raises:
       ValueError: if the folder holds such a run of other settings, or one begun on another device, or if its clock is
@@ -113,7 +115,7 @@ def run(
     if files.curve.exists() and (old := read(files.curve)).done is not None:
         _same(old, plan, None)
         return old
-    engine = plan.engine(problem)
+    engine = plan.engine(problem) if engine is None else engine
     rounds = plan.length * engine.looks
     _check_switch(plan, rounds * engine.steps_a_round)
     environment = _environment(plan, problem, engine, shared)

@@ -1,0 +1,125 @@
+"""Who is first where curvature rules? All optimizers on the tasks that are not the paper's, each with the same seconds.
+
+One process, one run after another, so that each has the device alone, and programs that seeds share are compiled once.
+Runs that are there are not made again; ``fosi report`` writes the tables of what is there::
+
+    python -m benchmarks.suite --tasks wave,burgers --seconds 15 --out results
+    python -m benchmarks.suite --tasks wave --only adam-lbfgs,adam-fosi-lbfgs --seeds 0,1,2 --seconds 60 --out results
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from fosi.experiments.tasks import TASKS, runs, standings
+from fosi.experiments.tasks.jax_engine import JaxEngine
+from fosi.experiments.tasks.plan import Plan
+
+AFTER = {"switch_at": 1000}
+PAIRS = {"memory_size": 300}
+GAUSS_NEWTON = {"operator": "gauss_newton"}
+
+
+class Entry(NamedTuple):
+    """An optimizer and its settings.
+
+    Attributes:
+      optimizer: its name.
+      options: its settings, or FOSI's.
+      rate_factor: multiplies its rate.
+      curvature: what estimates are made on.
+    """
+
+    optimizer: str
+    options: Mapping[str, Any] = MappingProxyType({})
+    rate_factor: float = 1.0
+    curvature: str = "fixed"
+
+
+ENTRIES = (
+    *(Entry("adam", rate_factor=factor) for factor in (0.1, 0.3, 1.0, 3.0, 10.0)),
+    *(Entry("soap", rate_factor=factor) for factor in (0.3, 1.0, 3.0)),
+    *(Entry("muon", rate_factor=factor) for factor in (0.3, 1.0)),
+    Entry("lbfgs", {"memory_size": 100}),
+    Entry("lbfgs", PAIRS),
+    Entry("adam-lbfgs", {**AFTER, **PAIRS}),
+    Entry("adam-lbfgs", {**AFTER, **PAIRS, "scaling": "geometric"}),
+    Entry("adam-newton-cg", AFTER),
+    Entry("fosi-adam", {"k": 40, "num_matvecs": 60, "refresh_every": 100, "eps": 1.0}),
+    Entry("fosi-lbfgs", {**PAIRS, **GAUSS_NEWTON}, curvature="part"),
+    Entry("adam-fosi-lbfgs", {**AFTER, **PAIRS, **GAUSS_NEWTON}, curvature="part"),
+    Entry("adam-fosi-lbfgs", {**AFTER, **PAIRS}, curvature="part"),
+    Entry("adam-fosi-lbfgs", {**AFTER, **PAIRS, **GAUSS_NEWTON}),
+)
+"""What peers are tuned over, the control, FOSI, and FOSI with one thing otherwise."""
+
+
+def plans(
+    tasks: Sequence[str], only: Sequence[str], seeds: Sequence[int], seconds: float, mode: str | None
+) -> list[Plan]:
+    """The runs, those that differ in nothing but their seed one after another."""
+    return [
+        Plan(
+            task,
+            entry.optimizer,
+            seed,
+            rate_factor=entry.rate_factor,
+            curvature=entry.curvature,
+            mode=mode,
+            seconds=seconds,
+            options=dict(entry.options),
+        )
+        for task in tasks
+        for entry in ENTRIES
+        if not only or entry.optimizer in only
+        for seed in seeds
+    ]
+
+
+def make(wanted: Sequence[Plan], out: Path, data_dir: Path | None, deadline: float) -> None:
+    """Makes the runs that are not there, until so many seconds have passed, and prints a line each."""
+    begin = time.monotonic()
+    engine: tuple[Plan, JaxEngine] | None = None
+    for plan in wanted:
+        if runs.is_done(plan, out):
+            continue
+        if time.monotonic() - begin > deadline:
+            print(f"no time for {plan.task} {plan.name}", flush=True)
+            continue
+        problem = plan.build(data_dir, False)
+        if engine is not None and engine[0] == plan.with_seed(engine[0].seed):
+            engine[1].take(problem, plan.seed)
+        else:
+            engine = (plan, plan.engine(problem))
+        curve = runs.run(plan, problem, out, checkpoint_seconds=float("inf"), engine=engine[1])
+        low, last = standings.lowest(curve), curve.points[-1]
+        found = "no loss" if low is None else f"loss {low.train_loss:.2e}, {plan.of.metric} {low.metric:.2e}"
+        took = f"{last.step} steps, {last.refreshes} refreshes in {last.seconds:.1f} s"
+        print(f"{time.monotonic() - begin:5.0f} s  {plan.task} {plan.name}: {found}; {took}", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parses, and makes the runs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("fosi-results"), help="folder for the results")
+    known = ",".join(name for name, task in TASKS.items() if task.fosi is not None)
+    parser.add_argument("--tasks", default=known, help="with commas between; all where not given")
+    parser.add_argument("--only", default="", help="optimizers, with commas between; all where not given")
+    parser.add_argument("--seeds", default="0", help="with commas between")
+    parser.add_argument("--seconds", type=float, default=15.0, help="that each run is given")
+    parser.add_argument("--mode", default=None, help="of the tasks, such as quick")
+    parser.add_argument("--data-dir", type=Path, default=None, help="folder with the datasets")
+    parser.add_argument("--deadline", type=float, default=float("inf"), help="seconds after which no run is begun")
+    args = parser.parse_args(argv)
+    only = [name for name in args.only.split(",") if name]
+    wanted = plans(args.tasks.split(","), only, [int(x) for x in args.seeds.split(",")], args.seconds, args.mode)
+    make(wanted, args.out, args.data_dir, args.deadline)
+
+
+if __name__ == "__main__":
+    main()
