@@ -139,7 +139,7 @@ BREAKS = (
     Break(
         "L-BFGS: a search begins at 1, whatever the scaling",
         "jax/quasi_newton.py",
-        'initial_guess_strategy="one" if scaling == "usual" else "keep"',
+        'initial_guess_strategy="one" if usual else "keep"',
         'initial_guess_strategy="one"',
         LBFGS,
     ),
@@ -148,6 +148,13 @@ BREAKS = (
         "jax/quasi_newton.py",
         "jnp.where(lower & (size > 0), size, 1)",
         "size",
+        LBFGS,
+    ),
+    Break(
+        "L-BFGS: a search begins where the last one ended, and never comes back to 1",
+        "jax/quasi_newton.py",
+        "_GROWTH = 1.1",
+        "_GROWTH = 1.0",
         LBFGS,
     ),
     Break(
