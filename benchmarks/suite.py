@@ -16,6 +16,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import jax
+
+from fosi import presets
 from fosi.experiments.tasks import TASKS, runs, standings
 from fosi.experiments.tasks.jax_engine import JaxEngine
 from fosi.experiments.tasks.plan import Plan
@@ -49,18 +52,71 @@ ENTRIES = (
     Entry("lbfgs", PAIRS),
     Entry("adam-lbfgs", {**AFTER, **PAIRS}),
     Entry("adam-lbfgs", {**AFTER, **PAIRS, "scaling": "geometric"}),
+    Entry("soap-lbfgs", {**AFTER, **PAIRS}),
     Entry("adam-newton-cg", AFTER),
     Entry("fosi-adam", {"k": 40, "num_matvecs": 60, "refresh_every": 100, "eps": 1.0}),
     Entry("fosi-lbfgs", {**PAIRS, **GAUSS_NEWTON}, curvature="part"),
     Entry("adam-fosi-lbfgs", {**AFTER, **PAIRS, **GAUSS_NEWTON}, curvature="part"),
+    Entry("soap-fosi-lbfgs", {**AFTER, **PAIRS, **GAUSS_NEWTON}, curvature="part"),
     Entry("adam-fosi-lbfgs", {**AFTER, **PAIRS}, curvature="part"),
     Entry("adam-fosi-lbfgs", {**AFTER, **PAIRS, **GAUSS_NEWTON}),
 )
 """What peers are tuned over, the control, FOSI, and FOSI with one thing otherwise."""
 
+OTHERWISE: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"k": 10, "num_matvecs": 40},
+    {"k": 20, "num_matvecs": 40},
+    {"k": 80, "num_matvecs": 120},
+    {"num_matvecs": 160},
+    {"refresh_every": 50},
+    {"refresh_every": 800},
+    {"alpha": 0.1},
+    {"accept": "all"},
+    {"precision": "float64"},
+    {"operator": "hessian"},
+    {"scaling": "usual"},
+    {"memory_size": 30},
+)
+"""FOSI around L-BFGS as ``fosi.presets.deterministic("lbfgs")`` has it, and with one thing otherwise."""
+
+AROUND_ADAM: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"k": 10, "num_matvecs": 40},
+    {"k": 20, "num_matvecs": 40},
+    {"refresh_every": 50},
+    {"refresh_every": 800},
+    {"alpha": 0.01},
+    {"alpha": 0.5},
+    {"eps": 1e-8},
+    {"accept": "all", "eps": 1e-8},
+    GAUSS_NEWTON,
+)
+"""The same around Adam."""
+
+ABLATIONS = {
+    "lbfgs": (
+        *(Entry("soap-fosi-lbfgs", {**AFTER, **PAIRS, **GAUSS_NEWTON, **x}, curvature="part") for x in OTHERWISE),
+        Entry("soap-fosi-lbfgs", {**AFTER, **PAIRS, **GAUSS_NEWTON}),
+        Entry("adam-fosi-lbfgs", {**AFTER, **PAIRS, **GAUSS_NEWTON}, curvature="part"),
+        Entry("soap-lbfgs", {**AFTER, **PAIRS}),
+        Entry("soap-lbfgs", {**AFTER, **PAIRS, "scaling": "geometric"}),
+    ),
+    "adam": (
+        *(Entry("fosi-adam", {**presets.deterministic("adam"), **x}, curvature="part") for x in AROUND_ADAM),
+        Entry("fosi-adam", presets.deterministic("adam")),
+        Entry("adam"),
+    ),
+}
+"""By what FOSI is around."""
+
 
 def plans(
-    tasks: Sequence[str], only: Sequence[str], seeds: Sequence[int], seconds: float, mode: str | None
+    tasks: Sequence[str],
+    entries: Sequence[Entry],
+    seeds: Sequence[int],
+    seconds: float,
+    mode: str | None,
 ) -> list[Plan]:
     """The runs, those that differ in nothing but their seed one after another."""
     return [
@@ -75,8 +131,7 @@ def plans(
             options=dict(entry.options),
         )
         for task in tasks
-        for entry in ENTRIES
-        if not only or entry.optimizer in only
+        for entry in entries
         for seed in seeds
     ]
 
@@ -95,6 +150,7 @@ def make(wanted: Sequence[Plan], out: Path, data_dir: Path | None, deadline: flo
         if engine is not None and engine[0] == plan.with_seed(engine[0].seed):
             engine[1].take(problem, plan.seed)
         else:
+            jax.clear_caches()  # else a CPU's process runs out of memory maps after some dozen programs
             engine = (plan, plan.engine(problem))
         curve = runs.run(plan, problem, out, checkpoint_seconds=float("inf"), engine=engine[1])
         low, last = standings.lowest(curve), curve.points[-1]
@@ -110,6 +166,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     known = ",".join(name for name, task in TASKS.items() if task.fosi is not None)
     parser.add_argument("--tasks", default=known, help="with commas between; all where not given")
     parser.add_argument("--only", default="", help="optimizers, with commas between; all where not given")
+    parser.add_argument("--ablation", choices=tuple(ABLATIONS), help="FOSI around that, with one thing otherwise")
     parser.add_argument("--seeds", default="0", help="with commas between")
     parser.add_argument("--seconds", type=float, default=15.0, help="that each run is given")
     parser.add_argument("--mode", default=None, help="of the tasks, such as quick")
@@ -117,7 +174,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--deadline", type=float, default=float("inf"), help="seconds after which no run is begun")
     args = parser.parse_args(argv)
     only = [name for name in args.only.split(",") if name]
-    wanted = plans(args.tasks.split(","), only, [int(x) for x in args.seeds.split(",")], args.seconds, args.mode)
+    known_entries = ENTRIES if args.ablation is None else ABLATIONS[args.ablation]
+    entries = [entry for entry in known_entries if not only or entry.optimizer in only]
+    wanted = plans(args.tasks.split(","), entries, [int(x) for x in args.seeds.split(",")], args.seconds, args.mode)
     make(wanted, args.out, args.data_dir, args.deadline)
 
 

@@ -59,6 +59,7 @@ def test_the_functions_users_call_have_an_example():
         fosi.torch.FOSI,
         fosi.torch.diagnose,
         fosi.torch.estimate_spectrum,
+        fosi.presets.deterministic,
         fosi.presets.paper,
         schedule.num_matvecs,
         schedule.refresh_interval,

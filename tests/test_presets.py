@@ -1,4 +1,4 @@
-"""The paper's settings, and that the formulas need NumPy alone."""
+"""The paper's settings and those for losses without noise, and that the formulas need NumPy alone."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from fosi.options import Options
-from fosi.presets import paper
+from fosi.presets import deterministic, paper
 from fosi.schedule import plan
 
 
@@ -46,6 +46,35 @@ def test_the_example_in_the_docstring_builds_an_optimizer():
     from fosi.jax import fosi_adam
 
     fosi_adam(1e-3, lambda params, batch: (params**2).sum(), **paper())
+
+
+@pytest.mark.parametrize("base", ["adam", "lbfgs"])
+def test_settings_for_losses_without_noise(base):
+    made = deterministic(base)
+    assert all(getattr(Options(**made), name) == value for name, value in made.items())
+    # Estimates far more often than the run-time budget has it, of more pairs than the paper has.
+    schedule = plan(made["k"], 0, 80_000, num_matvecs=made["num_matvecs"], refresh_every=made["refresh_every"])
+    assert schedule.every < 2 * schedule.num_matvecs / 0.1 and made["k"] > paper()["k"]
+    made["k"] = 1
+    assert deterministic(base)["k"] != 1
+
+
+def test_settings_for_losses_without_noise_build_optimizers():
+    pytest.importorskip("jax")
+    pytest.importorskip("optax")
+    from fosi.jax import fosi_adam, fosi_lbfgs, fosi_sgd
+
+    def loss_fn(params, batch):
+        return (params**2).sum()
+
+    fosi_lbfgs(loss_fn, memory_size=300, **deterministic("lbfgs"))
+    fosi_adam(1e-3, loss_fn, **deterministic())
+    fosi_sgd(1e-3, loss_fn, momentum=0.9, **deterministic("adam"))
+
+
+def test_a_base_without_settings_is_named():
+    with pytest.raises(ValueError, match="base must be 'adam' or 'lbfgs', got 'sgd'"):
+        deterministic("sgd")
 
 
 def test_formulas_import_no_array_framework_but_numpy():

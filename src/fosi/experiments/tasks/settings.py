@@ -25,10 +25,10 @@ SECONDS = {
 }
 """What can go on where another has arrived, with its settings: ``-lbfgs`` after the other's name. Their steps end when
 a search does, so one need not take as long as the next."""
-RELAYS = tuple(f"{first}-{second}" for second in SECONDS for first in ("adam", "fosi-adam"))
+RELAYS = tuple(f"{first}-{second}" for second in SECONDS for first in ("adam", "fosi-adam", "soap"))
 NAMES = (*BASES, *(f"fosi-{base}" for base in (*BASES, *AROUND, "lbfgs")), *PEERS, *RELAYS)
-AROUND_LBFGS = {"k": 40, "num_matvecs": 60, "refresh_every": 200, "warmup": 1, "accept": "converged"}
-"""FOSI's settings around L-BFGS: it keeps as many pairs as it can use, and estimates with few products."""
+AROUND_LBFGS = presets.deterministic("lbfgs")
+"""FOSI's settings around L-BFGS."""
 ADAM_RATE = 1e-3
 MOMENTUM = 0.9
 WEIGHT_DECAY = 1e-4

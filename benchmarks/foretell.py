@@ -1,0 +1,58 @@
+"""What does `fosi diagnose` say of every task? All of them from one process, timed where they run.
+
+`fosi report` then holds them against what was measured::
+
+    python -m benchmarks.foretell --data-dir data --out results
+    python -m benchmarks.foretell --tasks wave,burgers --bases adam --out results
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from fosi.experiments.tasks import TASKS, diagnosing, probing
+from fosi.experiments.tasks.plan import Plan
+
+BATCHES = 4
+
+
+def foretell(plan: Plan, data_dir: Path | None, out: Path, steps: int | None) -> str:
+    """Diagnoses one base on one task, writes it beside the task's runs, and returns it in a line."""
+    problem = plan.build(data_dir, False)
+    probe = probing.train(plan, problem, steps=steps)
+    found = diagnosing.diagnose(probe, BATCHES, curvature_batches=1, timed=True)
+    diagnosing.write(out / plan.task / "diagnosis.jsonl", "diagnose", probe, found.record())
+    seen = ", ".join(f"{name} {value:.2f}" for name, value in found.features.items())
+    return f"predicted {found.ratio:.2f}; {found.used} of {found.k} pairs, {found.of_limit:.2g} of the limit; {seen}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parses, and diagnoses."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("fosi-results"), help="folder for the results")
+    parser.add_argument("--tasks", default=",".join(TASKS), help="with commas between; TASK:MODE for a mode of one")
+    parser.add_argument("--bases", default="adam,heavy-ball", help="with commas between")
+    parser.add_argument("--steps", type=int, default=None, help="of the base before; a round where not given")
+    parser.add_argument("--data-dir", type=Path, default=None, help="folder with the datasets")
+    parser.add_argument("--tiny", action="store_true", help="made data, to try it")
+    args = parser.parse_args(argv)
+    begin = time.monotonic()
+    for name in args.tasks.split(","):
+        task, _, mode = name.partition(":")
+        for base in args.bases.split(","):
+            jax.clear_caches()  # else a CPU's process runs out of memory maps after some dozen programs
+            plan = Plan(task, base, mode=mode or None, tiny=args.tiny)
+            try:
+                said = foretell(plan, args.data_dir, args.out, args.steps)
+            except ValueError as error:  # it diverged, or data are missing: the others are not lost
+                said = f"nothing: {error}"
+            print(f"{time.monotonic() - begin:5.0f} s  {name} {base}: {said}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
