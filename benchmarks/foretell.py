@@ -11,21 +11,31 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 
-from fosi.experiments.tasks import TASKS, diagnosing, probing
+from fosi.experiments.tasks import TASKS, diagnosing, probing, settings
+from fosi.experiments.tasks.jax_engine import JaxEngine
 from fosi.experiments.tasks.plan import Plan
 
 BATCHES = 4
+"""Enough to tell noise from signal; the curvature is of one, as FOSI's estimates are."""
 
 
 def foretell(plan: Plan, data_dir: Path | None, out: Path, steps: int | None) -> str:
-    """Diagnoses one base on one task, writes it beside the task's runs, and returns it in a line."""
+    """Diagnoses one base on one task, writes it beside the task's runs, and returns it in a line.
+
+    With as many pairs and products as FOSI has on the task, after as many steps as it waits before its first estimate.
+    """
     problem = plan.build(data_dir, False)
-    probe = probing.train(plan, problem, steps=steps)
-    found = diagnosing.diagnose(probe, BATCHES, curvature_batches=1, timed=True)
+    ours = replace(plan, optimizer=f"fosi-{plan.optimizer}").engine(problem)
+    assert isinstance(ours, JaxEngine) and ours.schedule is not None
+    probe = probing.train(plan, problem, steps=ours.schedule.warmup if steps is None else steps)
+    fosi = settings.settle(f"fosi-{plan.optimizer}", plan.of, ours.steps_a_round, 1.0, {}).fosi or {}
+    given = {"k": fosi["k"], "num_matvecs": ours.schedule.num_matvecs}
+    found = diagnosing.diagnose(probe, BATCHES, curvature_batches=1, timed=True, **given)
     diagnosing.write(out / plan.task / "diagnosis.jsonl", "diagnose", probe, found.record())
     seen = ", ".join(f"{name} {value:.2f}" for name, value in found.features.items())
     return f"predicted {found.ratio:.2f}; {found.used} of {found.k} pairs, {found.of_limit:.2g} of the limit; {seen}"
@@ -37,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("fosi-results"), help="folder for the results")
     parser.add_argument("--tasks", default=",".join(TASKS), help="with commas between; TASK:MODE for a mode of one")
     parser.add_argument("--bases", default="adam,heavy-ball", help="with commas between")
-    parser.add_argument("--steps", type=int, default=None, help="of the base before; a round where not given")
+    parser.add_argument("--steps", type=int, default=None, help="of the base before; FOSI's warm-up where not given")
     parser.add_argument("--data-dir", type=Path, default=None, help="folder with the datasets")
     parser.add_argument("--tiny", action="store_true", help="made data, to try it")
     args = parser.parse_args(argv)
@@ -49,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             plan = Plan(task, base, mode=mode or None, tiny=args.tiny)
             try:
                 said = foretell(plan, args.data_dir, args.out, args.steps)
-            except ValueError as error:  # it diverged, or data are missing: the others are not lost
+            except (ValueError, ImportError) as error:  # it diverged, or something is missing: the others are not lost
                 said = f"nothing: {error}"
             print(f"{time.monotonic() - begin:5.0f} s  {name} {base}: {said}", flush=True)
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fosi import presets
 from fosi.experiments.tasks import TASKS, runs, standings
 from fosi.experiments.tasks.jax_engine import JaxEngine
 from fosi.experiments.tasks.plan import Plan
@@ -54,6 +53,7 @@ ENTRIES = (
     Entry("adam-lbfgs", {**AFTER, **PAIRS, "scaling": "geometric"}),
     Entry("soap-lbfgs", {**AFTER, **PAIRS}),
     Entry("adam-newton-cg", AFTER),
+    Entry("fosi-adam", curvature="part"),
     Entry("fosi-adam", {"k": 40, "num_matvecs": 60, "refresh_every": 100, "eps": 1.0}),
     Entry("fosi-lbfgs", {**PAIRS, **GAUSS_NEWTON}, curvature="part"),
     Entry("adam-fosi-lbfgs", {**AFTER, **PAIRS, **GAUSS_NEWTON}, curvature="part"),
@@ -80,19 +80,20 @@ OTHERWISE: tuple[Mapping[str, Any], ...] = (
 )
 """FOSI around L-BFGS as ``fosi.presets.deterministic("lbfgs")`` has it, and with one thing otherwise."""
 
+TWENTY = {"k": 20}
 AROUND_ADAM: tuple[Mapping[str, Any], ...] = (
     {},
-    {"k": 10, "num_matvecs": 40},
-    {"k": 20, "num_matvecs": 40},
-    {"refresh_every": 50},
-    {"refresh_every": 800},
-    {"alpha": 0.01},
-    {"alpha": 0.5},
-    {"eps": 1e-8},
-    {"accept": "all", "eps": 1e-8},
-    GAUSS_NEWTON,
+    TWENTY,
+    {"k": 40, "num_matvecs": 60},
+    {**TWENTY, "refresh_every": 50},
+    {**TWENTY, "refresh_every": 800},
+    {**TWENTY, "alpha": 0.01},
+    {**TWENTY, "alpha": 0.5},
+    {**TWENTY, "eps": 1.0},
+    {**TWENTY, "accept": "all"},
+    {**TWENTY, **GAUSS_NEWTON},
 )
-"""The same around Adam."""
+"""The same around Adam: as ``deterministic("adam")`` has it, and around twice as many pairs."""
 
 ABLATIONS = {
     "lbfgs": (
@@ -103,8 +104,8 @@ ABLATIONS = {
         Entry("soap-lbfgs", {**AFTER, **PAIRS, "scaling": "geometric"}),
     ),
     "adam": (
-        *(Entry("fosi-adam", {**presets.deterministic("adam"), **x}, curvature="part") for x in AROUND_ADAM),
-        Entry("fosi-adam", presets.deterministic("adam")),
+        *(Entry("fosi-adam", x, curvature="part") for x in AROUND_ADAM),
+        Entry("fosi-adam", TWENTY),
         Entry("adam"),
     ),
 }
@@ -175,6 +176,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     only = [name for name in args.only.split(",") if name]
     known_entries = ENTRIES if args.ablation is None else ABLATIONS[args.ablation]
+    if unknown := [name for name in only if name not in {entry.optimizer for entry in known_entries}]:
+        parser.error(f"--only has {unknown[0]}; give of {', '.join(dict.fromkeys(e.optimizer for e in known_entries))}")
     entries = [entry for entry in known_entries if not only or entry.optimizer in only]
     wanted = plans(args.tasks.split(","), entries, [int(x) for x in args.seeds.split(",")], args.seconds, args.mode)
     make(wanted, args.out, args.data_dir, args.deadline)

@@ -169,7 +169,7 @@ def test_a_section_says_who_is_first_and_how_soon_fosi_is_there(tmp_path):
     curves.append(run(tmp_path, "fosi-adam", [4.0, 3.0, 3.0], k=3))
     ((kind, known),) = standings.kinds(curves).items()
     head, said, table, every, settings = suite_report.section("wave", kind, known)
-    assert head == "## PINN: u_tt = 4 u_xx, quick"
+    assert head == "## PINN: u_tt = 4 u_xx, quick, test"
     assert said == "The best peer is adam, loss 1. Seconds to it, of its own: fosi-adam 0.33."
     assert every == "Every setting:"
     assert table.splitlines()[2:] == [

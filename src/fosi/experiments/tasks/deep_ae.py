@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from fosi import presets
 from fosi.experiments.tasks import inputs
 from fosi.experiments.tasks.task import (
     Outputs,
@@ -34,7 +35,7 @@ ENCODER = (28 * 28, 1000, 500, 250, 30)
 """From the image to the code; the decoder is its mirror image."""
 EXAMPLES, BATCH_SIZE, STEPS_A_ROUND = 60_000, 2000, 20
 L2 = 1e-5
-FOSI = {"alpha": 0.1, "refresh_every": 200, "warmup": 200, "accept": "converged", "precision": "float32"}
+FOSI = presets.deterministic("adam")
 
 
 class DeepAutoencoder(nnx.Module):

@@ -198,6 +198,8 @@ def ratio(found: Ratio | None) -> str:
         return "-"
     if found.misses == found.seeds:
         return NEVER
+    if math.isinf(found.median):
+        return f"{NEVER} ({found.misses} of {found.seeds})"
     missed = f", {found.misses} of {found.seeds} never" if found.misses else f" to {found.largest:.2f}"
     return f"{found.median:.2f}" + (f" ({found.least:.2f}{missed})" if found.seeds > 1 else "")
 

@@ -16,11 +16,12 @@ import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
+from fosi import presets
 from fosi.experiments.tasks.engine import quarter
 from fosi.experiments.tasks.equations import EQUATIONS, Equation, Field
 from fosi.experiments.tasks.task import Outputs, Problem, Task, every_step_sees_all, split_model, whole
 
-FOSI = {"alpha": 0.1, "refresh_every": 200, "warmup": 200, "accept": "converged", "precision": "float32"}
+FOSI = presets.deterministic("adam")
 MODES = ("full", "quick", "float64")
 
 

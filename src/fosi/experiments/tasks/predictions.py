@@ -28,7 +28,8 @@ class Pair(NamedTuple):
     """A base on a task, diagnosed and measured.
 
     Attributes:
-      task: its name, and its mode where it is not the first.
+      task: its name.
+      mode: of the task; empty for its first.
       base: the base's name.
       features: of the diagnosis.
       measured: FOSI's seconds over the base's, to the base's lowest training loss.
@@ -37,15 +38,26 @@ class Pair(NamedTuple):
     """
 
     task: str
+    mode: str
     base: str
     features: Mapping[str, float]
     measured: Ratio
     validation: Ratio | None
     device: str
 
+    @property
+    def label(self) -> str:
+        """The task, and the mode where it is not the first."""
+        return f"{self.task}, {self.mode}" if self.mode else self.task
+
+    @property
+    def ratio(self) -> float:
+        """What is measured, as a number; never, and what is later than in twice the time, are 2."""
+        return min(self.measured.median, MISS)
+
 
 def write(where: Path) -> list[Path]:
-    """Writes diagnosis.md of the folder and its figure; returns where. Nothing where no diagnosis has a run."""
+    """Writes diagnosis.md of the folder and its figure; returns where. Nothing where too few tasks have both."""
     found = pairs(where)
     if len({pair.task for pair in found}) < FEWEST:
         return []
@@ -58,8 +70,11 @@ def write(where: Path) -> list[Path]:
 
 
 def pairs(where: Path) -> list[Pair]:
-    """All bases that were diagnosed on a task, at its own rate, and trained there alone and with FOSI."""
-    found: list[Pair] = []
+    """All bases that were diagnosed on a task and trained there alone and with FOSI, on the same device.
+
+    Each with the task's own rate, batches and settings, and as it was diagnosed last.
+    """
+    found: dict[tuple[str, str, str], Pair] = {}
     for task in TASKS:
         path = where / task / "diagnosis.jsonl"
         if not path.exists():
@@ -67,18 +82,20 @@ def pairs(where: Path) -> list[Pair]:
         curves = summary.retimed(summary.curves(where / task))
         for line in records.read_jsonl(path):
             plan = Plan(**line["plan"])
-            if plan.tiny or plan.rate_factor != 1 or plan.base is None:
+            if plan.tiny or plan.rate_factor != 1 or plan.batch_size is not None:
                 continue
-            measured, validation = _measured(curves, plan)
+            there = [curve for curve in curves if curve.environment["device"] == line["device"]]
+            mode = "" if plan.mode in (None, *plan.of.modes[:1]) else str(plan.mode)
+            measured, validation = _measured(there, plan, mode)
             if measured is not None:
-                name = plan.task if plan.mode in (None, *plan.of.modes[:1]) else f"{plan.task}, {plan.mode}"
-                found.append(Pair(name, plan.base, line["features"], measured, validation, line["device"]))
-    return found
+                made = Pair(task, mode, plan.optimizer, line["features"], measured, validation, line["device"])
+                found[task, mode, plan.optimizer] = made
+    return list(found.values())
 
 
 def predicted(found: Sequence[Pair]) -> NDArray[np.float64]:
     """Each pair's ratio by a rule that was fitted without any pair of its task."""
-    names = [pair.task.split(",")[0] for pair in found]
+    names = [pair.task for pair in found]
     return prediction.leave_one_out([pair.features for pair in found], _ratios(found), groups=names)
 
 
@@ -88,7 +105,7 @@ def fitted(found: Sequence[Pair]) -> dict[str, float]:
 
 
 def by_task(found: Sequence[Pair], values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
-    """The geometric mean over a task's bases."""
+    """The geometric mean over a task's bases and modes."""
     logs: dict[str, list[float]] = {}
     for pair, value in zip(found, values, strict=True):
         logs.setdefault(pair.task, []).append(math.log(value))
@@ -109,7 +126,7 @@ def text(found: Sequence[Pair], apart: NDArray[np.float64]) -> list[str]:
     devices = ", ".join(sorted({pair.device for pair in found}))
     rows = [
         [
-            pair.task,
+            pair.label,
             pair.base,
             *(f"{pair.features[name]:.2f}" for name in prediction.NAMES[1:]),
             f"{prediction.predict(pair.features, prediction.PHYSICAL):.2f}",
@@ -123,11 +140,12 @@ def text(found: Sequence[Pair], apart: NDArray[np.float64]) -> list[str]:
     fit = fitted(found)
     return [
         f"Written by `fosi report` from the `diagnosis.jsonl` and the runs in this folder; diagnosed on {devices}. A "
-        "ratio is of FOSI's seconds over the base's, to the base's lowest training loss, at the same rate; a target "
-        f"that is never reached counts {MISS:g}. Each is predicted by a rule that was fitted to all other tasks.",
+        "ratio is of FOSI's seconds over the base's, to the base's lowest training loss, both with the task's own "
+        f"settings; a target that is never reached, or later than that, counts {MISS:g}. Each is predicted by a rule "
+        "that was fitted to all other tasks.",
         f"Spearman's rank correlation of predicted and measured is **{rank:.2f}** over {len(tasks)} tasks (the "
-        f"geometric mean over a task's bases) and **{each:.2f}** over {len(found)} pairs of task and base. The "
-        f"logarithms are {spread(found, apart):.2f} apart, root mean square: a factor of "
+        f"geometric mean over a task's bases and modes) and **{each:.2f}** over {len(found)} pairs of task and base. "
+        f"The logarithms are {spread(found, apart):.2f} apart, root mean square: a factor of "
         f"{math.exp(spread(found, apart)):.2f}.",
         markdown.table([*headings, "measured, training loss", "measured, validation"], rows),
         "![predicted and measured](diagnosis.png)",
@@ -150,7 +168,7 @@ def draw(found: Sequence[Pair], apart: NDArray[np.float64]) -> Figure:
         style = figures.look(f"fosi-{base}", 1) | {"linestyle": "none", "label": base, "markevery": None}
         axis.plot(apart[mine], [measured[index] for index in mine], **style)
     for pair, x, y in zip(found, apart, measured, strict=True):
-        axis.annotate(pair.task, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7)
+        axis.annotate(pair.label, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7)
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlim(*ends)
@@ -166,28 +184,29 @@ def draw(found: Sequence[Pair], apart: NDArray[np.float64]) -> Figure:
 
 
 def _ratios(found: Sequence[Pair]) -> list[float]:
-    return [MISS if math.isinf(pair.measured.median) else pair.measured.median for pair in found]
+    return [pair.ratio for pair in found]
 
 
-def _measured(curves: Sequence[Curve], plan: Plan) -> tuple[Ratio | None, Ratio | None]:
-    """To the training target, and to that of the validation where the task has one."""
-    base = plan.base
-    assert base is not None
+def _measured(curves: Sequence[Curve], plan: Plan, mode: str) -> tuple[Ratio | None, Ratio | None]:
+    """To the training target, and to that of the validation where the task is the paper's."""
+    base = plan.optimizer
     if plan.task in PAPER:
         group = ratios.groups(summary.summarise(curves)).get(plan.task)
-        if group is None:
+        if group is None or mode:  # the group is of the first mode
             return None, None
-        ours = group.pick(f"fosi-{base}")
-        return group.ratio(ours, base, "seconds_to_train_target"), group.ratio(ours, base)
-    alike = [(kind, known) for kind, known in standings.kinds(curves).items() if _same(kind, plan)]
-    for _, known in sorted(alike, key=lambda pair: -pair[0].seconds):  # the longest first
-        alone = next((entry for entry in known if entry.optimizer == base and not entry.settings), None)
-        with_fosi = standings.tuned(known).get(f"fosi-{base}")
-        if alone is not None and with_fosi is not None:
-            return with_fosi.ratio(alone), None
-    return None, None
+        picked = group.pick(f"fosi-{base}")
+        return group.ratio(picked, base, "seconds_to_train_target"), group.ratio(picked, base)
+    found: list[tuple[float, Ratio]] = []
+    for kind, known in standings.kinds(curves).items():
+        alone, ours = (_own(known, name) for name in (base, f"fosi-{base}"))
+        if kind.tiny or kind.mode != mode or kind.backend != plan.backend or alone is None or ours is None:
+            continue
+        if (ratio := ours.ratio(alone)) is not None:
+            found.append((alone.seconds or 0.0, ratio))
+    return (max(found, key=lambda pair: pair[0])[1] if found else None), None  # the longest
 
 
-def _same(kind: standings.Kind, plan: Plan) -> bool:
-    mode = "" if plan.mode in (None, *plan.of.modes[:1]) else plan.mode
-    return not kind.tiny and kind.mode == mode and kind.backend == plan.backend
+def _own(known: Sequence[standings.Entry], optimizer: str) -> standings.Entry | None:
+    """The runs with the task's own settings; where estimates are on a part of a full batch, those."""
+    able = [e for e in known if e.optimizer == optimizer and e.settings in ("", "estimates on part")]
+    return max(able, key=lambda entry: entry.settings, default=None)

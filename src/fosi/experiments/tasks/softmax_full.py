@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from fosi import presets
 from fosi.experiments.tasks import inputs
 from fosi.experiments.tasks.lr import Regression
 from fosi.experiments.tasks.task import Problem, Task, every_step_sees_all, mean_over, quarter_of, whole
@@ -16,7 +17,7 @@ from fosi.experiments.tasks.task import Problem, Task, every_step_sees_all, mean
 MODES = ("full", "conditioned")
 CONDITION = 1e6
 EXAMPLES, STEPS_A_ROUND = 60_000, 20
-FOSI = {"alpha": 0.1, "refresh_every": 200, "warmup": 200, "accept": "converged", "precision": "float32"}
+FOSI = presets.deterministic("adam")
 
 
 class Map(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,14 +72,16 @@ def preface(environments: Sequence[Mapping[str, Any]]) -> list[str]:
         "what never gets there counts as later than whatever does. Seconds are those of steps and refreshes. On the "
         "PINNs the peers are first-order and quasi-Newton optimizers; where newton-cg stands is shown beside them. "
         "Published figures are of Rathore et al. (ICML 2024), the best of their sweeps over 41,000 steps; beside "
-        "newton-cg stands their NysNewton-CG, after Adam and L-BFGS.",
+        "newton-cg stands their NysNewton-CG, after Adam and L-BFGS. Where FOSI has many settings and its peers one, "
+        "the best of many is in the first table: an ablation, not a comparison.",
     ]
 
 
 def section(task: str, kind: Kind, known: Sequence[Entry]) -> list[str]:
     """What is known of one task, of runs of one kind."""
     peer = standings.best_peer(known, aside(task))
-    parts = [f"## {TASKS[task].title}" + (f", {kind.words}" if kind.words else "")]
+    words = ", ".join([TASKS[task].title, *([kind.words] if kind.words else []), kind.device])
+    parts = [f"## {words}"]
     best = standings.tuned(known)
     published = {} if kind.tiny or kind.mode else PUBLISHED.get(task, {})
     if peer is not None:
@@ -118,10 +119,7 @@ def in_batches(swept: Sequence[Sweep]) -> str:
 
 def ratio(entry: Entry, peer: Entry | None) -> str:
     """Its seconds to the peer's lowest loss over the peer's own."""
-    found = None if peer is None else entry.ratio(peer)
-    if found is not None and math.isinf(found.median):
-        return markdown.NEVER if found.misses == found.seeds else f"never ({found.misses} of {found.seeds})"
-    return markdown.ratio(found)
+    return markdown.ratio(None if peer is None else entry.ratio(peer))
 
 
 def table(task: str, shown: Sequence[Entry], peer: Entry | None, published: Published | None = None) -> str:
