@@ -27,14 +27,14 @@ BATCHES = 4
 def foretell(plan: Plan, data_dir: Path | None, out: Path, steps: int | None) -> str:
     """Diagnoses one base on one task, writes it beside the task's runs, and returns it in a line.
 
-    With as many pairs and products as FOSI has on the task, after as many steps as it waits before its first estimate.
+    With the pairs, the products and the T that FOSI has on the task, where it would make its first estimate.
     """
     problem = plan.build(data_dir, False)
     ours = replace(plan, optimizer=f"fosi-{plan.optimizer}").engine(problem)
     assert isinstance(ours, JaxEngine) and ours.schedule is not None
     probe = probing.train(plan, problem, steps=ours.schedule.warmup if steps is None else steps)
     fosi = settings.settle(f"fosi-{plan.optimizer}", plan.of, ours.steps_a_round, 1.0, {}).fosi or {}
-    given = {"k": fosi["k"], "num_matvecs": ours.schedule.num_matvecs}
+    given = {"k": fosi["k"], "num_matvecs": ours.schedule.num_matvecs, "refresh_every": ours.schedule.every}
     found = diagnosing.diagnose(probe, BATCHES, curvature_batches=1, timed=True, **given)
     diagnosing.write(out / plan.task / "diagnosis.jsonl", "diagnose", probe, found.record())
     seen = ", ".join(f"{name} {value:.2f}" for name, value in found.features.items())

@@ -179,6 +179,17 @@ def test_times_set_the_interval():
     assert "No refresh interval meets the budget" in dear.explain()
 
 
+def test_an_interval_that_is_given_is_what_the_cost_is_of():
+    options = Options(k=3, ell=1, refresh_every=64)
+    counted = Diagnosis.of(Base("gd", 0.1), measured(), options)
+    assert counted.refresh_every == 64 and math.isclose(counted.overhead, 32 / 64)
+    timed = Diagnosis.of(Base("gd", 0.1), measured(seconds=Seconds(1.0, 32.0, 0.2)), options)
+    assert timed.refresh_every == 64 and math.isclose(timed.overhead, 0.2 + 32 / 64)  # whatever the budget is
+    assert timed.settings()["refresh_every"] == 64 and "budget" not in timed.explain()
+    once = Diagnosis.of(Base("gd", 0.1), measured(), Options(k=3, ell=1, refresh_every=math.inf))
+    assert once.overhead < 1e-6
+
+
 def test_words():
     good = Diagnosis.of(
         Base("heavy-ball", 0.1),

@@ -128,7 +128,7 @@ class Diagnosis:
       budget: FOSI's run-time budget.
       accept: which pairs count as accepted.
       precision: dtype of the Lanczos basis.
-      refresh_every: T, by the run-time budget; None where no T can meet it.
+      refresh_every: T, as it was given or by the run-time budget; None where no T can meet that.
       overhead: of FOSI's time over the base's with that T; at T = 2m / budget where none meets the budget.
       seconds: measured times, where they were asked for.
     """
@@ -199,7 +199,7 @@ class Diagnosis:
         signal, noise = signal_and_noise(within)
         signal_out, noise_out = signal_and_noise(without)
         whole_square = float(np.sum(within) + np.sum(without))  # of the sum over batches
-        cost, every, extra = _cost(m.num_matvecs, m.seconds, options.overhead)
+        cost, every, extra = _cost(m, options)
         return cls(
             base=base.name,
             learning_rate=float(base.learning_rate),
@@ -315,18 +315,20 @@ class Diagnosis:
         }
 
 
-def _cost(matvecs: int, seconds: Seconds | None, budget: float) -> tuple[float, int | None, float]:
-    """A refresh in gradients, T, and the overhead with that T."""
-    every: int | None = schedule.refresh_interval(matvecs, budget)
-    assert every is not None
+def _cost(measured: Measured, options: Options) -> tuple[float, int | None, float]:
+    """A refresh in gradients, T as it is given or by the budget, and the overhead with that T."""
+    matvecs, seconds = measured.num_matvecs, measured.seconds
+    given = None if options.refresh_every is None else options.schedule(measured.n).every
+    counted = schedule.refresh_interval(matvecs, options.overhead) if given is None else given
     if seconds is None:
-        return 2.0 * matvecs, every, 2 * matvecs / every
+        return 2.0 * matvecs, counted, 2 * matvecs / counted
     step = seconds.gradient + seconds.projections
-    counted = every
-    try:
-        every = schedule.measured_refresh_interval(seconds.gradient, step, seconds.refresh, budget)
-    except ValueError:  # the products with V alone use it up
-        every = None
+    every: int | None = given
+    if given is None:
+        try:
+            every = schedule.measured_refresh_interval(seconds.gradient, step, seconds.refresh, options.overhead)
+        except ValueError:  # the products with V alone use it up
+            every = None
     extra = (seconds.projections + seconds.refresh / (every or counted)) / seconds.gradient
     return seconds.refresh / seconds.gradient, every, extra
 

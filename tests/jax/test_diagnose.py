@@ -37,6 +37,11 @@ def test_everything_as_dense_matrices_have_it():
     assert abs(divided["sharpness_left"] / divided["sharpness"] - 1) > 0.1  # or the test would not tell them apart
 
 
+def test_an_interval_that_is_given():
+    got = found(base="gd", refresh_every=13)
+    assert (got.refresh_every, got.overhead) == (13, 2 * 26 / 13)
+
+
 def test_adams_own_second_moments_and_epsilon():
     nu = measuring.second_moments()
     _, divided = measuring.wanted(nu, eps=0.3)

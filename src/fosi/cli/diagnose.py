@@ -50,6 +50,9 @@ def diagnose(
     k: Pairs = 10,
     ell: Smallest = 0,
     num_matvecs: Matvecs = None,
+    refresh_every: Annotated[
+        int | None, typer.Option(help="Steps between two estimates, for the cost; else by the run-time budget.")
+    ] = None,
     rate_factor: RateFactor = 1.0,
     seed: Seed = 0,
     mode: Mode = None,
@@ -68,7 +71,8 @@ def diagnose(
     from fosi.experiments import figures
     from fosi.experiments.tasks import diagnosing
 
-    options = {"k": k, "ell": ell, "num_matvecs": num_matvecs, "curvature_batches": curvature_batches, "timed": timed}
+    options: dict[str, Any] = {"k": k, "ell": ell, "num_matvecs": num_matvecs, "refresh_every": refresh_every}
+    options |= {"curvature_batches": curvature_batches, "timed": timed}
     with _errors(), console.status("estimates the spectrum ..."):
         found = diagnosing.diagnose(probe, batches, **options)
     numbers = out / probe.plan.task / "diagnosis.jsonl"

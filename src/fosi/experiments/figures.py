@@ -69,7 +69,9 @@ def look(optimizer: str, points: int = 0) -> dict[str, Any]:
         base = next(name for name in COLOURS if base.endswith(f"-{name}"))
         first, second = optimizer.startswith("fosi-"), "-fosi-" in optimizer
         dashes = {(0, 0): (6, 1, 1, 1), (1, 0): (8, 1), (0, 1): (8, 1, 2, 1), (1, 1): (16, 1)}[first, second]
-        line = (0, dashes if "adam" in optimizer else (*dashes, 1, 3))  # a gap more after another than Adam
+        if "adam" not in optimizer:  # after another than Adam
+            dashes = (2, 1) if second else (6, 1, 1, 1, 1, 1)
+        line = (0, dashes)
     colour = _GREY_WITH_FOSI if with_fosi and base == "lbfgs" else COLOURS[base]
     style: dict[str, Any] = {
         "color": colour,

@@ -51,6 +51,7 @@ def diagnose(
     precision: Precision = Options.precision,
     accept: Accept = "converged",
     overhead: float = 0.1,
+    refresh_every: int | None = None,
     max_lr_scale: float = 3.0,
     seed: int = 0,
     has_aux: bool = False,
@@ -82,6 +83,7 @@ def diagnose(
       precision: dtype of the Lanczos basis.
       accept: ``"converged"`` or ``"all"``, see ``Spectrum.accepted``.
       overhead: FOSI's run-time budget, which sets how often it estimates.
+      refresh_every: T, how often it estimates, in the place of that.
       max_lr_scale: cap on the scaling of the base's rate.
       seed: of the start vectors.
       has_aux: whether the loss returns (scalar, aux).
@@ -118,6 +120,7 @@ def diagnose(
         precision=precision,
         accept=accept,
         overhead=overhead,
+        refresh_every=refresh_every,
         max_lr_scale=max_lr_scale,
         seed=seed,
     )
