@@ -123,6 +123,11 @@ class Plan:
         base, alike = self.base or "heavy-ball", settings.of_relay(self.optimizer, self.options)
         return replace(self, optimizer=base, rate_factor=1.0, curvature="fixed", options=alike)
 
+    @property
+    def other_mode(self) -> str:
+        """The mode, where it is not the task's first: None and the first are the same run."""
+        return "" if self.mode in (None, *self.of.modes[:1]) else str(self.mode)
+
     def with_seed(self, seed: int) -> Plan:
         """The same with another seed."""
         return replace(self, seed=seed)

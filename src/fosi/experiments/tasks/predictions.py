@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """What is measured, as a number; never, and what is later than in twice the time, are 2."""
+        """What is measured, as a number: 2 where that is never or takes longer."""
         return min(self.measured.median, MISS)
 
 
@@ -85,11 +85,10 @@ def pairs(where: Path) -> list[Pair]:
             if plan.tiny or plan.rate_factor != 1 or plan.batch_size is not None:
                 continue
             there = [curve for curve in curves if curve.environment["device"] == line["device"]]
-            mode = "" if plan.mode in (None, *plan.of.modes[:1]) else str(plan.mode)
-            measured, validation = _measured(there, plan, mode)
+            measured, validation = _measured(there, plan)
             if measured is not None:
-                made = Pair(task, mode, plan.optimizer, line["features"], measured, validation, line["device"])
-                found[task, mode, plan.optimizer] = made
+                key = (task, plan.other_mode, plan.optimizer)
+                found[key] = Pair(*key, line["features"], measured, validation, line["device"])
     return list(found.values())
 
 
@@ -141,7 +140,7 @@ def text(found: Sequence[Pair], apart: NDArray[np.float64]) -> list[str]:
     return [
         f"Written by `fosi report` from the `diagnosis.jsonl` and the runs in this folder; diagnosed on {devices}. A "
         "ratio is of FOSI's seconds over the base's, to the base's lowest training loss, both with the task's own "
-        f"settings; a target that is never reached, or later than that, counts {MISS:g}. Each is predicted by a rule "
+        f"settings; what is never reached counts {MISS:g}, and so does what takes longer. Each is predicted by a rule "
         "that was fitted to all other tasks.",
         f"Spearman's rank correlation of predicted and measured is **{rank:.2f}** over {len(tasks)} tasks (the "
         f"geometric mean over a task's bases and modes) and **{each:.2f}** over {len(found)} pairs of task and base. "
@@ -187,19 +186,19 @@ def _ratios(found: Sequence[Pair]) -> list[float]:
     return [pair.ratio for pair in found]
 
 
-def _measured(curves: Sequence[Curve], plan: Plan, mode: str) -> tuple[Ratio | None, Ratio | None]:
+def _measured(curves: Sequence[Curve], plan: Plan) -> tuple[Ratio | None, Ratio | None]:
     """To the training target, and to that of the validation where the task is the paper's."""
     base = plan.optimizer
     if plan.task in PAPER:
         group = ratios.groups(summary.summarise(curves)).get(plan.task)
-        if group is None or mode:  # the group is of the first mode
+        if group is None or plan.other_mode:  # the group is of the first mode
             return None, None
         picked = group.pick(f"fosi-{base}")
         return group.ratio(picked, base, "seconds_to_train_target"), group.ratio(picked, base)
     found: list[tuple[float, Ratio]] = []
     for kind, known in standings.kinds(curves).items():
         alone, ours = (_own(known, name) for name in (base, f"fosi-{base}"))
-        if kind.tiny or kind.mode != mode or kind.backend != plan.backend or alone is None or ours is None:
+        if kind.tiny or kind.mode != plan.other_mode or kind.backend != plan.backend or alone is None or ours is None:
             continue
         if (ratio := ours.ratio(alone)) is not None:
             found.append((alone.seconds or 0.0, ratio))
@@ -208,5 +207,9 @@ def _measured(curves: Sequence[Curve], plan: Plan, mode: str) -> tuple[Ratio | N
 
 def _own(known: Sequence[standings.Entry], optimizer: str) -> standings.Entry | None:
     """The runs with the task's own settings; where estimates are on a part of a full batch, those."""
-    able = [e for e in known if e.optimizer == optimizer and e.settings in ("", "estimates on part")]
-    return max(able, key=lambda entry: entry.settings, default=None)
+    able = {}
+    for entry in known:
+        plan = next(iter(entry.runs.values())).plan
+        if plan.optimizer == optimizer and plan.rate_factor == 1 and not plan.options:
+            able[plan.curvature] = entry
+    return able.get("part", able.get("fixed"))

@@ -141,8 +141,7 @@ class Kind(NamedTuple):
     def of(cls, curve: Curve) -> Kind:
         """That of a run."""
         plan = curve.plan
-        mode = "" if plan.mode in (None, *plan.of.modes[:1]) else str(plan.mode)
-        return cls(plan.tiny, mode, plan.backend, curve.environment["device"], plan.seconds or 0.0)
+        return cls(plan.tiny, plan.other_mode, plan.backend, curve.environment["device"], plan.seconds or 0.0)
 
     @property
     def words(self) -> str:

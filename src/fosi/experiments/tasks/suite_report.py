@@ -80,8 +80,8 @@ def preface(environments: Sequence[Mapping[str, Any]]) -> list[str]:
 def section(task: str, kind: Kind, known: Sequence[Entry]) -> list[str]:
     """What is known of one task, of runs of one kind."""
     peer = standings.best_peer(known, aside(task))
-    words = ", ".join([TASKS[task].title, *([kind.words] if kind.words else []), kind.device])
-    parts = [f"## {words}"]
+    heading = [TASKS[task].title, *([kind.words] if kind.words else []), kind.device]
+    parts = [f"## {', '.join(heading)}"]
     best = standings.tuned(known)
     published = {} if kind.tiny or kind.mode else PUBLISHED.get(task, {})
     if peer is not None:
