@@ -1,17 +1,14 @@
 """Two processes, each with half of the batch, train as one with the whole of it."""
 
-import os
-import socket
-
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from fosi.torch import FOSI, estimate_spectrum
+from tests.torch.processes import two_processes
 
 STEPS, REFRESHING = 12, {"warmup": 2, "refresh_every": 4}
 
@@ -47,35 +44,27 @@ def _train(model, x, y, base, wrapped=None):
     return torch.cat([flat, opt.spectrum.eigenvalues]).numpy()
 
 
-def _process(rank, port, folder, base, named, normalised):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    try:
-        x, y = (half.chunk(2)[rank] for half in _data())
-        model = DistributedDataParallel(_model(normalised))
-        if rank == 0:  # one process may look at a spectrum by itself
-            estimate_spectrum(lambda: model.module(x).square().mean(), model.module, k=1, num_matvecs=3)
-        found = _train(model, x, y, base, model if named else None)
-        np.save(folder / f"{rank}.npy", found)
-    finally:
-        dist.destroy_process_group()
+def _train_half(folder, base, named, normalised):
+    rank = dist.get_rank()
+    x, y = (half.chunk(2)[rank] for half in _data())
+    model = DistributedDataParallel(_model(normalised))
+    if rank == 0:  # one process may look at a spectrum by itself
+        estimate_spectrum(lambda: model.module(x).square().mean(), model.module, k=1, num_matvecs=3)
+    np.save(folder / f"{rank}.npy", _train(model, x, y, base, model if named else None))
 
 
-def _two_processes(folder, *args):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(_process, (port, folder, *args), nprocs=2)
+def _in_two_processes(folder, *args):
+    two_processes(_train_half, folder, *args)
     return [np.load(folder / f"{rank}.npy") for rank in range(2)]
 
 
 @pytest.mark.parametrize(("base", "named"), [("heavy-ball", True), ("adam", False)])
 def test_replicas_train_as_one(tmp_path, base, named):
-    first, second = _two_processes(tmp_path, base, named, False)
+    first, second = _in_two_processes(tmp_path, base, named, False)
     np.testing.assert_array_equal(first, second)
     np.testing.assert_allclose(first, _train(_model(False), *_data(), base), rtol=1e-8, atol=1e-10)
 
 
 def test_buffers_are_not_broadcast_by_a_refresh(tmp_path):
-    first, second = _two_processes(tmp_path, "heavy-ball", True, True)
+    first, second = _in_two_processes(tmp_path, "heavy-ball", True, True)
     np.testing.assert_array_equal(first, second)

@@ -1,8 +1,6 @@
 """Two processes that share a model in shards (FSDP2), each with half of the batch, train as one with all of both."""
 
-import os
 import re
-import socket
 
 import numpy as np
 import pytest
@@ -14,9 +12,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.multiprocessing.spawn import spawn
 
 from fosi.torch import FOSI, estimate_spectrum
+from tests.torch.processes import two_processes
 
 STEPS = 11
 OPTIONS = {"k": 3, "ell": 1, "warmup": 2, "refresh_every": 3, "precision": "float64", "num_matvecs": 18}
@@ -92,24 +90,6 @@ def _outcome(model, opt):
     return torch.cat([*params, spectrum.eigenvalues, projections, torch.tensor([opt.lr_scale])]).numpy()
 
 
-def _process(rank, port, job, *args):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    try:
-        job(*args)
-        dist.barrier()  # neither leaves while the other is still at work
-    finally:
-        dist.destroy_process_group()
-
-
-def _two_processes(job, *args):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(_process, (port, job, *args), nprocs=2)
-
-
 CASES = [("heavy-ball", False), ("groups", False), ("nesterov", True), ("adamw", False), ("adamw", True)]
 
 
@@ -130,7 +110,7 @@ def _train_all(folder):
 
 
 def test_shards_train_as_one(tmp_path):
-    _two_processes(_train_all, tmp_path)
+    two_processes(_train_all, tmp_path)
     for base, frozen in CASES:
         first, second = (np.load(tmp_path / f"{base}-{frozen}-{rank}.npy") for rank in range(2))
         np.testing.assert_array_equal(first, second)
@@ -184,7 +164,7 @@ def _save_and_resume(folder):
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # a distributed checkpoint in one process
 def test_a_distributed_checkpoint_resumes_in_shards_and_in_one_process(tmp_path):
-    _two_processes(_save_and_resume, tmp_path)
+    two_processes(_save_and_resume, tmp_path)
     for base in ("heavy-ball", "adamw"):
         model = Net(seed=1)
         opt = _optimizer(model, base)
@@ -309,7 +289,7 @@ def _refresh_and_look():
 
 
 def test_a_refresh_leaves_fsdp_as_it_was():
-    _two_processes(_refresh_and_look)
+    two_processes(_refresh_and_look)
 
 
 # What is not supported says so.
@@ -342,4 +322,4 @@ def _try_what_is_not_supported():
 
 
 def test_other_ways_to_shard_are_errors_that_name_them():
-    _two_processes(_try_what_is_not_supported)
+    two_processes(_try_what_is_not_supported)
