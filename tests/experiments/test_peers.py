@@ -59,7 +59,7 @@ def test_rates():
     # Muon's steps on a matrix are nearly orthogonal times the rate, on a vector Adam's; both at three times the rate.
     params = {"matrix": jnp.eye(4), "vector": jnp.ones(3)}
     grads = {"matrix": jnp.diag(jnp.array([9.0, 3.0, 2.0, 1.0])), "vector": jnp.array([2.0, -1.0, 5.0])}
-    updates, _ = built["muon"].transform.update(grads, built["muon"].transform.init(params), params)
+    updates, _ = built["muon"].legs[0].transform.update(grads, built["muon"].legs[0].transform.init(params), params)
     np.testing.assert_allclose(np.abs(jnp.diag(updates["matrix"])), 0.06, rtol=0.5)
     adam = optax.adamw(3e-3, weight_decay=0.0, nesterov=True)
     wanted, _ = adam.update(grads["vector"], adam.init(params["vector"]), params["vector"])
@@ -69,7 +69,7 @@ def test_rates():
 def test_clipped_where_first_order():
     """On ae, where every entry of a gradient is clipped to [−1, 1]."""
     built = optimizers.build("soap", TASKS["ae"], lambda p, b: (jnp.sum(p), None), 1, b1=0.0, b2=0.5)
-    state, update = built.transform.init(jnp.zeros(2)), built.transform.update
+    state, update = built.legs[0].transform.init(jnp.zeros(2)), built.legs[0].transform.update
     for grad in ([7.0, 0.1], [7.0, 0.1], [1.0, 0.1]):
         updates, state = update(jnp.array(grad), state, jnp.zeros(2))
     # 7 counts as 1, so the entry's second moment is 1 throughout.
@@ -80,16 +80,16 @@ def test_sophia_sees_the_losss_own_hessian():
     scale = jnp.array([1.0, 10.0, 200.0])
     built = optimizers.build("sophia", TASKS["wave"], lambda p, b: (jnp.sum(p), None), 1, gamma=1.0, b2=0.0)
     start = jnp.full(3, 1e-3)
-    params, state = start, built.transform.init(start)
+    params, state = start, built.legs[0].transform.init(start)
 
     def loss(p):
         return jnp.sum(scale * p**2) / 2
 
-    assert built.searches and not built.multiplies
+    assert built.legs[0].searches and not built.legs[0].multiplies
     for _ in range(2):
         grads = jax.grad(loss)(params)
         extra = {"value": loss(params), "grad": grads, "value_fn": loss}
-        updates, state = built.transform.update(grads, state, params, **extra)
+        updates, state = built.legs[0].transform.update(grads, state, params, **extra)
         params = start  # so that the mean of gradients is the gradient
     np.testing.assert_allclose(updates, -1e-3 * start, rtol=1e-4)  # Newton's step, times the rate
 
@@ -146,10 +146,10 @@ def test_fosi_around_a_peer_is_newtons_step_inside_and_the_peers_outside(name):
     given = {"k": 2, "warmup": 0, "alpha": 0.3, "num_matvecs": 12}
     built = optimizers.build(f"fosi-{name}", TASKS["wave"], loss, 100, 2.0, **given)
     assert built.rate == 2 * settings.RATES[name] and Plan("wave", f"fosi-{name}").reference.optimizer == name
-    alone = optimizers.build(name, TASKS["wave"], loss, 100, 2.0).transform
+    alone = optimizers.build(name, TASKS["wave"], loss, 100, 2.0).legs[0].transform
     scales, params = jnp.asarray(sizes, jnp.float32), {"w": jnp.asarray(np.sin(1.0 + sizes), jnp.float32)}
-    state, theirs = built.transform.init(params), alone.init(params)
-    state = built.phases[0].fosi.refresh(state, params, batch=scales)
+    state, theirs = built.legs[0].transform.init(params), alone.init(params)
+    state = built.legs[0].fosi.refresh(state, params, batch=scales)
     inside = np.zeros_like(sizes)
     inside.flat[:2] = 1  # the two largest curvatures are those of the first two entries
     average = 0.0
@@ -157,7 +157,7 @@ def test_fosi_around_a_peer_is_newtons_step_inside_and_the_peers_outside(name):
         # Of another batch each: in the basis that one gradient made alone, most entries of it are rounding.
         batch = scales * jnp.asarray(1 + 0.5 * np.cos(step + np.arange(12.0)).reshape(4, 3), jnp.float32)
         grads = jax.grad(loss, has_aux=True)(params, batch)[0]
-        updates, state = built.transform.update(grads, state, params)
+        updates, state = built.legs[0].transform.update(grads, state, params)
         outside = {"w": grads["w"] * jnp.asarray(1 - inside, jnp.float32)}
         found, theirs = alone.update(outside, theirs, params)
         average = 0.95 * average + 0.05 * inside * np.asarray(grads["w"])

@@ -1,52 +1,65 @@
 """One optimizer after another: each step is the one's or the other's, and FOSI is not refreshed when it is over."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 pytest.importorskip("flax")
 
 from fosi.experiments.tasks import TASKS, optimizers, runs, settings, training
 from fosi.experiments.tasks.jax_engine import JaxEngine
+from fosi.experiments.tasks.on_device import JaxRun
 from fosi.experiments.tasks.plan import Plan
-from fosi.experiments.tasks.relay import relay
 
 
-def steps(opt, params, count, state=None):
-    """A quadratic that is steep in one direction, with all that a line search wants."""
-    scale = jnp.array([1.0, 30.0, 4.0])
-    state = opt.init(params) if state is None else state
-    opt, path = optax.with_extra_args_support(opt), []
+def wave(name, **options):
+    task = TASKS["wave"]
+    return JaxEngine(task, task.build(None, False, 0, True), name, 0, **options)
 
-    def loss(params):
-        return jnp.sum(scale * params**4 + params**2)
 
-    @jax.jit
-    def step(params, state):
-        value, grads = jax.value_and_grad(loss)(params)
-        updates, state = opt.update(grads, state, params, value=value, grad=grads, value_fn=loss)
-        return optax.apply_updates(params, updates), state
+@pytest.mark.parametrize("at", [5, 7])
+@pytest.mark.parametrize("looped", [False, True])
+def test_steps_are_the_firsts_and_then_the_seconds(at, looped):
+    """At the end of a round of five, and in the middle of one: as if they had been trained one after the other."""
+    engine, first, second = wave("adam-lbfgs", switch_at=at, memory_size=4), wave("adam"), wave("lbfgs", memory_size=4)
+    engine.looped = looped
+    ended = wave_steps(first, first.start(), at)
+    wanted = wave_steps(second, second.start()._replace(params=ended.params), 12 - at)
+    found = training.start(engine)
+    *_, last = training.train(engine, found, 2)
+    run = wave_steps(engine, found.run, 2)
+    assert last.step == 10 and run.step == 12
+    np.testing.assert_allclose(flat(run.params), flat(wanted.params), rtol=1e-4, atol=1e-6)
+    assert not np.allclose(flat(run.params), flat(wave_steps(first, ended, 12 - at).params), rtol=1e-2, atol=1e-2)
+    # Adam's state is gone, and what L-BFGS knows is of its own steps alone.
+    assert jax.tree.structure(run.opt_state) == jax.tree.structure(wanted.opt_state)
+    assert int(run.opt_state.count) == 12 - at
 
+
+def wave_steps(engine, run, count):
+    run = JaxRun(*jax.tree.map(jnp.array, run[:-1]), run.step)  # steps write over what they are given
     for _ in range(count):
-        params, state = step(params, state)
-        path.append(np.asarray(params))
-    return path
+        run, _ = engine.advance(run, engine.first, 0, 1)
+    return run
 
 
-HOME = optax.GradientTransformation(lambda p: p, lambda u, s, p=None: (-0.1 * u + 0.5 * (s - p), s))
-"""Is drawn to where it started."""
+def flat(params):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
 
 
-@pytest.mark.parametrize("second", [optax.adam(0.2), optax.lbfgs(memory_size=3), HOME])
-def test_steps_are_the_firsts_and_then_the_seconds(second):
-    start = jnp.array([1.0, -0.5, 0.5])
-    found = steps(relay(optax.sgd(0.003, momentum=0.9), second, 4), start, 9)
-    wanted = steps(optax.sgd(0.003, momentum=0.9), start, 4)
-    wanted += steps(second, jnp.asarray(wanted[-1]), 5)
-    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-6)
-    assert not np.allclose(found[4], steps(optax.sgd(0.003, momentum=0.9), start, 5)[4], rtol=1e-3)
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_checkpoint_of_either(rounds):
+    engine = wave("adam-lbfgs", switch_at=7, memory_size=4)
+    progress = training.start(engine)
+    list(training.train(engine, progress, rounds))
+    kept = engine.load(engine.dump(progress.run))
+    assert kept.step == 5 * rounds and type(kept.opt_state) is type(progress.run.opt_state)
+    jax.tree.map(np.testing.assert_array_equal, kept, progress.run)
+    with pytest.raises(ValueError, match="another model or another optimizer"):
+        wave("adam-lbfgs", switch_at=(3 if rounds == 1 else 20), memory_size=4).load(engine.dump(progress.run))
 
 
 def test_engine_switches_and_estimates_no_more():
@@ -63,24 +76,30 @@ def test_engine_switches_and_estimates_no_more():
 
 
 @pytest.mark.parametrize(
-    ("name", "due"), [("adam-fosi-lbfgs", [9, 13, 17, 21]), ("fosi-adam-fosi-lbfgs", [1, 5, 9, 13, 17, 21])]
+    ("name", "warmup", "due"),
+    [
+        ("adam-fosi-lbfgs", 1, [9, 13, 17, 21]),
+        ("adam-fosi-lbfgs", 0, [8, 12, 16, 20, 24]),
+        ("fosi-adam-fosi-lbfgs", 1, [1, 5, 9, 13, 17, 21]),
+    ],
 )
-def test_fosi_goes_on_around_lbfgs(name, due):
+def test_fosi_goes_on_around_lbfgs(name, warmup, due):
     task = TASKS["reaction"]
     problem = task.build(None, False, 0, True)
-    given = {"k": 3, "num_matvecs": 12, "warmup": 1, "refresh_every": 4, "eps": 1.0, "alpha": 0.1, "memory_size": 5}
+    given = {"k": 3, "num_matvecs": 12, "warmup": warmup, "refresh_every": 4, "eps": 1.0, "alpha": 0.1}
+    given["memory_size"] = 5
     engine = JaxEngine(task, problem, name, 0, switch_at=8, **(given if name != "adam-fosi-lbfgs" else _less(given)))
     engine.compile()
     run = training.start(engine)
     losses = [p.train_loss for p in training.train(engine, run, 5)]
-    # Before its steps 1, 5, 9 ..., counted from where it begins.
+    # Before its steps warmup, warmup + 4, ..., counted from where it begins.
     assert run.refreshes == len(due) and [step for step in range(25) if engine.due(step)] == due
     assert bool(run.curve[0].eigenvalues) == (due[0] == 1) and run.curve[1].eigenvalues and run.curve[4].eigenvalues
     assert losses[1] > losses[2] > losses[3] > losses[4]
-    second = run.run.opt_state.second
+    second = run.run.opt_state
     assert second.base.pairs.used.sum() == 5 and float(second.count) == 17
     # Newton's own step, whatever FOSI around Adam takes.
-    assert engine.built.phases[-1].fosi._core.options.alpha == 1
+    assert engine.built.legs[-1].fosi._core.options.alpha == 1
 
 
 def _less(given):
@@ -97,7 +116,8 @@ def test_a_line_search_on_the_full_batch_is_followed_by_no_other_gradient():
         engine.still = still
         run = training.start(engine)
         losses = [p.train_loss for p in training.train(engine, run, 2)]
-        steps = jax.make_jaxpr(engine._one)(run.run, jnp.zeros(()), problem.data, engine.first[0])
+        leg = engine.built.legs[0]
+        steps = jax.make_jaxpr(partial(engine._one, leg))(run.run[:-1], jnp.zeros(()), problem.data, engine.first[0])
         return losses, str(steps).count("cond[")
 
     assert JaxEngine(task, problem, "lbfgs", 0).still
@@ -109,14 +129,14 @@ def test_a_line_search_on_the_full_batch_is_followed_by_no_other_gradient():
 def test_settings_of_a_relay():
     loss = lambda p, b: (jnp.sum(p), None)  # noqa: E731
     built = optimizers.build("adam-lbfgs", TASKS["wave"], loss, 100, switch_at=7)
-    assert (built.name, built.phases, built.searches, built.rate) == ("adam-lbfgs", (), True, 1e-3)
-    assert any(leaf.shape == (100, 4) for leaf in jax.tree.leaves(built.transform.init(jnp.zeros(4))))
+    first, second = built.legs
+    assert (built.name, built.rate, first.since, second.since) == ("adam-lbfgs", 1e-3, 0, 7)
+    assert (first.fosi, first.searches, second.fosi, second.searches) == (None, False, None, True)
+    assert any(leaf.shape == (100, 4) for leaf in jax.tree.leaves(second.transform.init(jnp.zeros(4))))
     with pytest.raises(ValueError, match="adam-lbfgs wants switch_at: after how many steps"):
         optimizers.build("adam-lbfgs", TASKS["wave"], loss, 100)
-    state = optimizers.build("adam-lbfgs", TASKS["wave"], loss, 100, memory_size=7, switch_at=5).transform.init(
-        jnp.zeros(4)
-    )
-    assert any(leaf.shape == (7, 4) for leaf in jax.tree.leaves(state))
+    _, second = optimizers.build("adam-lbfgs", TASKS["wave"], loss, 100, memory_size=7, switch_at=5).legs
+    assert any(leaf.shape == (7, 4) for leaf in jax.tree.leaves(second.transform.init(jnp.zeros(4))))
     with pytest.raises(ValueError, match="switch_at is 0; give 1 or more steps"):
         optimizers.build("adam-lbfgs", TASKS["wave"], loss, 100, switch_at=0)
 
@@ -140,13 +160,11 @@ def test_settings_of_fosi_around_lbfgs():
     loss = lambda p, b: (jnp.sum(p), None)  # noqa: E731
 
     def alphas(name, **given):
-        phases = optimizers.build(name, TASKS["wave"], loss, 100, alpha=0.25, **given).phases
-        return [phase.fosi._core.options.alpha for phase in phases]
+        legs = optimizers.build(name, TASKS["wave"], loss, 100, alpha=0.25, **given).legs
+        return [leg.fosi._core.options.alpha for leg in legs if leg.fosi is not None]
 
     assert alphas("fosi-lbfgs") == [0.25] and alphas("adam-fosi-lbfgs", switch_at=5) == [0.25]
     assert alphas("fosi-adam-fosi-lbfgs", switch_at=5) == [0.25, 1.0]
-    with pytest.raises(ValueError, match="warmup is 0, but fosi-lbfgs begins anew at the switch: give 1 or more"):
-        optimizers.build("adam-fosi-lbfgs", TASKS["wave"], loss, 100, switch_at=5, warmup=0)
     plan = Plan("wave", "fosi-lbfgs", options={"memory_size": 20, "k": 3})
     assert plan.reference == Plan("wave", "lbfgs", options={"memory_size": 20})
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fosi.experiments.tasks import kfac_compat
 from fosi.experiments.tasks.engine import Estimate
-from fosi.experiments.tasks.jax_engine import JaxRun, OnDevice
+from fosi.experiments.tasks.on_device import JaxRun, OnDevice
 from fosi.experiments.tasks.task import Outputs, Problem, Task
 from fosi.schedule import Schedule
 
@@ -140,7 +140,8 @@ class KfacEngine(OnDevice):
             total = total + stats["loss"]
         params = jax.tree.unflatten(self._trees[0], params)
         # The last loss comes out of the same program as the run: where the sum is there, the run is.
-        return JaxRun(params, jax.tree.unflatten(self._trees[1], state or []), opt_state), float(total)
+        state = jax.tree.unflatten(self._trees[1], state or [])
+        return JaxRun(params, state, opt_state, run.step + stop - start), float(total)
 
     def refresh(self, run: JaxRun, order: jax.Array, index: int) -> JaxRun:
         """There is none."""

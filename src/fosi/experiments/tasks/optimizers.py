@@ -13,38 +13,33 @@ import optax.contrib
 from fosi import Ema
 from fosi.experiments.tasks import settings
 from fosi.experiments.tasks.newton_cg import newton_cg
-from fosi.experiments.tasks.relay import relay
 from fosi.experiments.tasks.settings import MOMENTUM, NAMES, WEIGHT_DECAY
 from fosi.experiments.tasks.soap import soap
 from fosi.experiments.tasks.task import Task
 from fosi.jax import Fosi, ModelLoss, fosi_adam, fosi_adamw, fosi_lbfgs, fosi_sgd
 from fosi.jax import fosi as around
 
-__all__ = ["NAMES", "Built", "build"]
+__all__ = ["NAMES", "Built", "Leg", "build"]
 
 
-class Phase(NamedTuple):
-    """When a FOSI is in use.
+class Leg(NamedTuple):
+    """An optimizer that takes the steps from one on, until the next takes over: Adam, say, and then L-BFGS.
 
     Attributes:
-      fosi: knows when a refresh is due, counted from its first step.
-      since: its first step.
-      until: the first step after it; None where it goes on to the end.
-      part: the field of a relay's state that holds its own; None where that is all of it.
+      transform: what makes updates of gradients, clipping included.
+      fosi: the FOSI inside it, if there is one; it knows when a refresh is due, counted from its first step.
+      since: its first step. There it begins anew, with ``init``, where the last one has arrived.
+      searches: whether ``update`` wants the loss too, as a function, for a line search or for its Hessian.
+      multiplies: whether ``update`` wants the batch too, for products with Gauss and Newton's matrix.
+      remembers: whether its state has the loss and the gradient where a line search ended.
     """
 
-    fosi: Fosi
+    transform: optax.GradientTransformationExtraArgs
+    fosi: Fosi | None = None
     since: int = 0
-    until: int | None = None
-    part: str | None = None
-
-    def at(self, step: int) -> bool:
-        """Whether it is in use."""
-        return self.since <= step and (self.until is None or step < self.until)
-
-    def state(self, whole: Any) -> Any:
-        """Its state, of the optimizer's."""
-        return whole if self.part is None else getattr(whole, self.part)
+    searches: bool = False
+    multiplies: bool = False
+    remembers: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,20 +49,12 @@ class Built:
     Attributes:
       name: one of ``NAMES``.
       rate: the base's learning rate; 1 where a line search finds it.
-      transform: what makes updates of gradients, clipping included.
-      phases: the FOSI inside it, or two of them, one after the other; none for a base alone.
-      searches: whether ``update`` wants the loss too, as a function, for a line search or for its Hessian.
-      multiplies: whether ``update`` wants the batch too, for products with Gauss and Newton's matrix.
-      remembers: whether its state has the loss and the gradient where a line search ended.
+      legs: what takes the steps: one, or two of which the second goes on where the first has arrived.
     """
 
     name: str
     rate: float
-    transform: optax.GradientTransformationExtraArgs
-    phases: tuple[Phase, ...] = ()
-    searches: bool = False
-    multiplies: bool = False
-    remembers: bool = False
+    legs: tuple[Leg, ...]
 
 
 def build(
@@ -99,20 +86,17 @@ def build(
     if name in settings.SECONDS:
         if rate_factor != 1:
             raise ValueError(f"rate_factor is {rate_factor:g}, but {name} finds its rate by a line search: give 1")
-        made = _searching(name, task, loss, model, options)
-        return Built(
-            name, 1.0, made, _phase(made), searches=True, multiplies=model is not None, remembers=model is None
-        )
+        return Built(name, 1.0, (_searching(name, task, loss, model, options),))
     if name in settings.RELAYS:
         return _relay(name, task, loss, steps_a_round, rate_factor, model, options)
     if name in settings.RATES:
         rate = rate_factor * settings.RATES[name]
         peer = _peer(name, rate, rate_factor, options)
-        return Built(name, rate, _clipped(task, peer), searches=name == "sophia")
+        return Built(name, rate, (Leg(_clipped(task, peer), searches=name == "sophia"),))
     base, rate, given = settings.settle(name, task, steps_a_round, rate_factor, options)
     fosi = None if given is None else _fosi(base, rate, loss, {**_outside(loss), **given})
     made = _base(base, rate) if fosi is None else fosi
-    return Built(name, rate, _clipped(task, made), _phase(fosi))
+    return Built(name, rate, (Leg(_clipped(task, made), fosi),))
 
 
 def _relay(
@@ -129,23 +113,17 @@ def _relay(
     if "switch_at" not in options:
         raise ValueError(f"{name} wants switch_at: after how many steps {second} goes on")
     at = options.pop("switch_at")
+    if at < 1:
+        raise ValueError(f"switch_at is {at}; give 1 or more steps to the first optimizer")
     its = {key: options.pop(key) for key in settings.SECONDS[second] if key in options}
     opening = name.removesuffix(f"-{second}")
     if settings.with_fosi(second):
-        if options.get("warmup") == 0:
-            raise ValueError(f"warmup is 0, but {second} begins anew at the switch: give 1 or more")
         both_have = settings.with_fosi(opening)  # the same settings, but for α, which is 1 where a search follows
         its |= {key: value for key, value in options.items() if not (both_have and key == "alpha")}
         options = options if both_have else {}
     first = build(opening, task, loss, steps_a_round, rate_factor, **options)
-    made = _searching(second, task, loss, model, its)
-    phases = *(phase._replace(until=at, part="first") for phase in first.phases), *_phase(made, at, "second")
-    both = relay(first.transform, made, at)
-    return Built(name, first.rate, both, phases, True, multiplies=model is not None, remembers=model is None)
-
-
-def _phase(made: Any, since: int = 0, part: str | None = None) -> tuple[Phase, ...]:
-    return (Phase(made, since, None, part),) if isinstance(made, Fosi) else ()
+    goes_on = _searching(second, task, loss, model, its)._replace(since=at)
+    return Built(name, first.rate, (*first.legs, goes_on))
 
 
 def _clipped(task: Task, made: Any) -> optax.GradientTransformationExtraArgs:
@@ -158,16 +136,18 @@ def _outside(loss: Any) -> dict[str, Any]:
     return {"refresh": "external", **operator}
 
 
-def _searching(name: str, task: Task, loss: Any, model: ModelLoss | None, options: dict[str, Any]) -> Any:
+def _searching(name: str, task: Task, loss: Any, model: ModelLoss | None, options: dict[str, Any]) -> Leg:
     # Not clipped: pairs of steps and clipped gradients say nothing of the curvature, nor does a model of the loss fit.
     memory = {"memory_size": task.lbfgs_memory}
     if name == "lbfgs":
-        return optax.lbfgs(**{**memory, **options}) if task.fosi is None else _fast_lbfgs(**{**memory, **options})
+        made = optax.lbfgs(**{**memory, **options}) if task.fosi is None else _fast_lbfgs(**{**memory, **options})
+        return Leg(made, searches=True, remembers=True)
     if name == "fosi-lbfgs":
-        return fosi_lbfgs(loss, **{**memory, **settings.AROUND_LBFGS, **_outside(loss), **options})
+        fosi = fosi_lbfgs(loss, **{**memory, **settings.AROUND_LBFGS, **_outside(loss), **options})
+        return Leg(optax.with_extra_args_support(fosi), fosi, searches=True, remembers=True)
     if model is None:
         raise ValueError(f"{name} wants model: the loss as a model and a convex loss of its outputs, got None")
-    return newton_cg(model, **options)
+    return Leg(newton_cg(model, **options), searches=True, multiplies=True)
 
 
 def _fast_lbfgs(memory_size: int, scaling: Any = "usual") -> optax.GradientTransformationExtraArgs:

@@ -12,7 +12,8 @@ import numpy as np
 import optax
 
 from fosi.experiments.tasks import runs, settings
-from fosi.experiments.tasks.jax_engine import JaxEngine, JaxRun
+from fosi.experiments.tasks.jax_engine import JaxEngine
+from fosi.experiments.tasks.on_device import JaxRun
 from fosi.experiments.tasks.plan import Plan
 
 _CHUNK = 10
