@@ -158,10 +158,24 @@ BREAKS = (
         LBFGS,
     ),
     Break(
-        "L-BFGS: pairs out of order once the ring has gone round",
+        "L-BFGS: the pair that another has taken the place of still counts",
         "jax/quasi_newton.py",
-        "oldest_first = (self.next + jnp.arange(size)) % size",
-        "oldest_first = jnp.arange(size)",
+        "left = jnp.where(others[:, None] & others[None], self.inverse, 0)",
+        "left = self.inverse",
+        LBFGS,
+    ),
+    Break(
+        "L-BFGS: a new pair does not know of the others",
+        "jax/quasi_newton.py",
+        "column = jnp.where(others, -_times(left, products), 1)",
+        "column = jnp.where(others, 0, 1)",
+        LBFGS,
+    ),
+    Break(
+        "L-BFGS: nothing is forgotten where a search has failed",
+        "jax/quasi_newton.py",
+        "jnp.where(forgotten, 0, inverse)",
+        "inverse",
         LBFGS,
     ),
     Break(

@@ -211,7 +211,7 @@ def test_a_pair_without_curvature_changes_nothing_and_a_step_that_fails_forgets_
     assert before.scale == pytest.approx(0.5)  # of one direction all means are the same
     state = update(state, [1.0, 1.0, 0.0], [3.0, 0.0, 1.0])  # the gradient falls along the step
     after = pairs(state)
-    for name in ("steps", "changes", "gram", "used", "next", "scale"):
+    for name in ("steps", "changes", "inverse", "next", "scale"):
         np.testing.assert_array_equal(getattr(after, name), getattr(before, name), err_msg=name)
     state = update(state, [1.0, 1.0, 0.0], [3.0, 0.0, 1.0])
     assert not pairs(state).used.any()
@@ -265,14 +265,14 @@ def test_a_search_that_finds_no_lower_loss_takes_no_step():
         np.testing.assert_allclose(state.base.search.grad, -7 * g if taken else g)
 
 
-def test_steps_lead_down_whatever_rounding_makes_of_the_gram_matrix():
+def test_steps_lead_down_whatever_rounding_makes_of_the_inverse():
     rng = np.random.default_rng(0)
     pairs = fosi_lbfgs(k=1, memory_size=2, num_matvecs=3).init(jnp.zeros(3)).base.pairs
     none = Subspace(jnp.zeros((1, 3)), jnp.zeros(1), jnp.ones(()))
     for wrong in (-40.0, 1.0, 40.0):
         vectors = jnp.asarray(rng.normal(size=(5, 3)), jnp.float32)
-        gram = jnp.array([[1.0, wrong], [0.0, 1.0]])
-        given = pairs._replace(steps=vectors[:2], changes=vectors[2:4], gram=gram, used=jnp.ones(2, bool))
+        inverse = jnp.array([[1.0, wrong], [0.0, 1.0]])
+        given = pairs._replace(steps=vectors[:2], changes=vectors[2:4], inverse=inverse)
         assert float(jnp.vdot(given.times(none, vectors[4]), vectors[4])) > 0
 
 

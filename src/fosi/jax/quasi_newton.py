@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.scipy.linalg import solve_triangular
 
 from fosi.jax import space as sp
 from fosi.jax.steps import Subspace
@@ -52,8 +51,8 @@ class Pairs(NamedTuple):
     Attributes:
       steps: s, a row each.
       changes: y, a row each.
-      gram: s_i · y_j where j is not older than i; what else is there has no meaning.
-      used: which rows hold a pair.
+      inverse: of R, the matrix of all s_i · y_j where j is not older than i, and of 0 where it is; 0 too in rows and
+        columns that hold no pair.
       next: the row that is written next.
       scale: γ, by which what lies outside the subspace is multiplied.
       place: the parameters at the last step.
@@ -62,8 +61,7 @@ class Pairs(NamedTuple):
 
     steps: sp.Basis
     changes: sp.Basis
-    gram: jax.Array
-    used: jax.Array
+    inverse: jax.Array
     next: jax.Array
     scale: jax.Array
     place: sp.Vector
@@ -76,13 +74,17 @@ class Pairs(NamedTuple):
         return cls(
             steps=space.zeros(dtype, memory_size),
             changes=space.zeros(dtype, memory_size),
-            gram=jnp.zeros((memory_size, memory_size), dtype),
-            used=jnp.zeros(memory_size, bool),
+            inverse=jnp.zeros((memory_size, memory_size), dtype),
             next=jnp.zeros((), jnp.int32),
             scale=jnp.ones((), dtype),
             place=space.zeros(dtype),
             gradient=space.zeros(dtype),
         )
+
+    @property
+    def used(self) -> jax.Array:
+        """Which rows hold a pair."""
+        return jnp.diagonal(self.inverse) != 0
 
     def seen(
         self,
@@ -117,7 +119,7 @@ class Pairs(NamedTuple):
             return sp.put(rows, self.next, kept)
 
         steps, changes = put(self.steps, step), put(self.changes, change)
-        column = jnp.where(accepted, sp.products(steps, change), self.gram[:, self.next])
+        inverse = jnp.where(accepted, self._extended(sp.products(steps, change)), self.inverse)
         scale = self._scale(subspace, largest, scaling, step, change)
         steepness = sp.norm(gradient)
         start = jnp.where(steepness > 1, 1 / steepness, 1)  # 1 too where it is no number
@@ -125,13 +127,23 @@ class Pairs(NamedTuple):
         return Pairs(
             steps,
             changes,
-            self.gram.at[:, self.next].set(column),
-            self.used.at[self.next].set(self.used[self.next] | accepted) & ~forgotten,
-            jnp.where(accepted, (self.next + 1) % len(self.used), self.next),
+            jnp.where(forgotten, 0, inverse),
+            jnp.where(accepted, (self.next + 1) % len(inverse), self.next),
             jnp.where(accepted, scale, otherwise).astype(self.scale.dtype),
             place,
             gradient,
         )
+
+    def _extended(self, products: jax.Array) -> jax.Array:
+        """R⁻¹ with a pair in the row that is written next, given s_i · y of all steps and its y.
+
+        The oldest pair, if it was there, is R's first row and column, and what is left of R⁻¹ without them is the
+        inverse of what is left of R. The new one is the last: R gains a column, and R⁻¹ minus itself times that.
+        """
+        others = jnp.arange(len(products)) != self.next
+        left = jnp.where(others[:, None] & others[None], self.inverse, 0)
+        column = jnp.where(others, -_times(left, products), 1)
+        return left.at[:, self.next].set(column)
 
     def _scale(
         self, subspace: Subspace, largest: int, scaling: Scaling, step: sp.Vector, change: sp.Vector
@@ -158,28 +170,16 @@ class Pairs(NamedTuple):
     def times(self, subspace: Subspace, vector: sp.Vector) -> sp.Vector:
         """H times a vector.
 
-        The two loops of L-BFGS as two triangular systems, R a = Sᵀg and Rᵀb = a − YᵀH₀(g − Y a), with R the upper
-        triangle of SᵀY, oldest pair first: a loop would wait for each of its pairs. Whatever rounding makes of R, it
-        is (I − Y R⁻¹ Sᵀ)ᵀ H₀ (I − Y R⁻¹ Sᵀ) + (R⁻¹ Sᵀ)ᵀ R⁻¹ Sᵀ: never a way up.
+        The two loops of L-BFGS as two products, a = R⁻¹Sᵀg and b = R⁻ᵀ(a − YᵀH₀(g − Y a)): a loop would wait for each
+        of its pairs, and so would a triangular system. Whatever rounding makes of R⁻¹, it is
+        (I − Y R⁻¹ Sᵀ)ᵀ H₀ (I − Y R⁻¹ Sᵀ) + (R⁻¹ Sᵀ)ᵀ R⁻¹ Sᵀ: never a way up.
         """
-        size = len(self.used)
-        oldest_first = (self.next + jnp.arange(size)) % size
-        both = self.used[:, None] & self.used[None]
-        upper = jnp.triu(jnp.where(both, self.gram, 0)[oldest_first][:, oldest_first], 1)
-        solve = functools.partial(solve_triangular, upper, unit_diagonal=True)
-
-        def in_time(x: jax.Array) -> jax.Array:
-            return jnp.where(self.used, x, 0)[oldest_first]
-
-        def in_rows(x: jax.Array) -> jax.Array:
-            return jnp.zeros_like(x).at[oldest_first].set(x)
-
-        first = solve(in_time(sp.products(self.steps, vector)))
-        rest = _minus(vector, sp.combine(self.changes, in_rows(first)))
+        first = _times(self.inverse, sp.products(self.steps, vector))
+        rest = _minus(vector, sp.combine(self.changes, first))
         inside = (subspace.newton - self.scale) * sp.products(subspace.basis, rest)
         start = jax.tree.map(lambda x, v: self.scale * x + v, rest, sp.combine(subspace.basis, inside))
-        second = solve(first - in_time(sp.products(self.changes, start)), trans=1)
-        return jax.tree.map(jnp.add, start, sp.combine(self.steps, in_rows(second)))
+        second = _times(self.inverse.T, first - sp.products(self.changes, start))
+        return jax.tree.map(jnp.add, start, sp.combine(self.steps, second))
 
 
 class LbfgsState(NamedTuple):
@@ -276,6 +276,10 @@ def _no_worse(updates: sp.Tree, search: Any, value: Any, grad: sp.Tree) -> tuple
         size = jnp.asarray(search.learning_rate)
         search = search._replace(learning_rate=jnp.where(lower & (size > 0), size, 1).astype(size.dtype))
     return updates, search
+
+
+def _times(matrix: jax.Array, vector: jax.Array) -> jax.Array:
+    return jnp.matmul(matrix, vector, precision="highest")  # else rounded to TF32 on a GPU
 
 
 def _minus(one: sp.Vector, other: sp.Vector) -> sp.Vector:
