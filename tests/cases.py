@@ -87,3 +87,32 @@ def assert_same_path(path, expected, rtol):
     error = np.linalg.norm(path - expected, axis=1) / np.linalg.norm(expected, axis=1)
     assert np.isfinite(error).all(), f"not finite from step {int(np.argmin(np.isfinite(error)))}"
     assert error.max() <= rtol, f"off by {error.max():.1e} at step {int(error.argmax())}; allowed {rtol:.0e}"
+
+
+def expected_lbfgs_path(problem, steps, memory, rate, warmup, every, scaling):
+    """BFGS of the last pairs, from FOSI's metric with k = 2, ℓ = 1 and α = 1; and how many pairs it ends with."""
+    theta, n = np.array(problem.start), len(problem.start)
+    path, pairs, lam, V, last = [theta], [], np.zeros(0), np.zeros((n, 0)), None
+    for step in range(steps):
+        g = problem.gradient(theta, problem.batch)
+        if step >= warmup and (step - warmup) % every == 0:
+            _, lam, V = oracle.ese(problem.hessian(theta, problem.batch), 2, 1)
+        outside = np.eye(n) - V @ V.T
+        if last is None:
+            gamma = min(1, 1 / np.linalg.norm(g))
+        else:
+            s, y = theta - last[0], g - last[1]
+            if s @ y > 0:
+                pairs = [*pairs, (s, y)][-memory:]
+                known = s @ outside @ y > 1e-3 * (s @ y)
+                flattest = max(1 / np.abs(lam[:2]), default=0)
+                if scaling == "usual":
+                    measured = (s @ outside @ y) / (y @ outside @ y)
+                else:
+                    measured = max(np.linalg.norm(outside @ s) / np.linalg.norm(outside @ y), 0.1 * flattest)
+                gamma = measured if known else max(gamma, flattest)
+        last = theta, g
+        H = oracle.bfgs(V @ np.diag(1 / np.abs(lam)) @ V.T + gamma * outside, pairs)
+        theta = theta - rate * H @ g
+        path.append(theta)
+    return np.stack(path), len(pairs)

@@ -34,6 +34,7 @@ class Break(NamedTuple):
 CAP = "tests/experiments/test_quadratic.py::test_cap_on_the_scaling_is_kept"
 JAX = (LITERAL, CAP, CLAIMS, "tests/jax/test_oracle.py")
 LBFGS = ("tests/jax/test_lbfgs.py",)
+TORCH_LBFGS = ("tests/torch/test_lbfgs.py",)
 TORCH = (LITERAL, "tests/torch/test_oracle.py")
 BREAKS = (
     Break(
@@ -152,10 +153,66 @@ BREAKS = (
     ),
     Break(
         "L-BFGS: a search begins where the last one ended, and never comes back to 1",
-        "jax/quasi_newton.py",
-        "_GROWTH = 1.1",
-        "_GROWTH = 1.0",
-        LBFGS,
+        "quasi_newton.py",
+        "GROWTH = 1.1",
+        "GROWTH = 1.0",
+        (*LBFGS, *TORCH_LBFGS),
+    ),
+    Break(
+        "L-BFGS: the pair that another has taken the place of still counts",
+        "torch/pairs.py",
+        "inverse[at], inverse[:, at] = 0, 0",
+        "pass",
+        TORCH_LBFGS,
+    ),
+    Break(
+        "L-BFGS: a new pair does not know of the others",
+        "torch/pairs.py",
+        "column = sp.products(inverse, sp.products(self.steps[: self.used], change)).neg_()",
+        "column = torch.zeros_like(inverse[0])",
+        TORCH_LBFGS,
+    ),
+    Break(
+        "L-BFGS: its first guess does not know the subspace",
+        "torch/pairs.py",
+        "inside = (metric.newton - self.scale) * sp.products(metric.basis, rest)",
+        "inside = 0 * sp.products(metric.basis, rest)",
+        TORCH_LBFGS,
+    ),
+    Break(
+        "L-BFGS: γ has all of the step and of the change, not what lies outside",
+        "torch/pairs.py",
+        "step, change = metric.outside(step), metric.outside(change)",
+        "pass",
+        TORCH_LBFGS,
+    ),
+    Break(
+        "L-BFGS: a search begins at 1, whatever the scaling",
+        "torch/lbfgs.py",
+        'begin = 1.0 if self.scaling == "usual" else min(1.0, GROWTH * self._size)',
+        "begin = 1.0",
+        TORCH_LBFGS,
+    ),
+    Break(
+        "L-BFGS: a search starts from where the last one ended, as if it had not moved",
+        "torch/lbfgs.py",
+        "start = Trial(0.0, now.value, float(torch.dot(now.gradient, direction)), now.gradient)",
+        "start = now._replace(slope=float(torch.dot(now.gradient, direction)))",
+        TORCH_LBFGS,
+    ),
+    Break(
+        "L-BFGS: γ no less than a part of the lengths of the smallest eigenvalues too",
+        "torch/lbfgs.py",
+        "lengths[used[used < self.options.k]]",
+        "lengths[used]",
+        TORCH_LBFGS,
+    ),
+    Break(
+        "L-BFGS: a search takes whatever is flat",
+        "torch/search.py",
+        "        lower = _lower(trial, start)\n",
+        "        lower = True\n",
+        TORCH_LBFGS,
     ),
     Break(
         "L-BFGS: the pair that another has taken the place of still counts",

@@ -14,39 +14,10 @@ from fosi.jax import Fosi, ModelLoss, fosi_lbfgs, space
 from fosi.jax.quasi_newton import Pairs
 from fosi.jax.steps import Subspace
 from fosi.jax.transform import own_state
-from tests import oracle
-from tests.cases import assert_same_path, problem_named
+from tests.cases import assert_same_path, expected_lbfgs_path, problem_named
 from tests.jax.running import as_arrays, as_tree, flat, loss_fn, x64
 
 EXACT = {"k": 2, "ell": 1, "accept": "all", "precision": "float64"}
-
-
-def expected_path(problem, steps, memory, rate, warmup, every, scaling):
-    theta, n = np.array(problem.start), len(problem.start)
-    path, pairs, lam, V, last = [theta], [], np.zeros(0), np.zeros((n, 0)), None
-    for step in range(steps):
-        g = problem.gradient(theta, problem.batch)
-        if step >= warmup and (step - warmup) % every == 0:
-            _, lam, V = oracle.ese(problem.hessian(theta, problem.batch), 2, 1)
-        outside = np.eye(n) - V @ V.T
-        if last is None:
-            gamma = min(1, 1 / np.linalg.norm(g))
-        else:
-            s, y = theta - last[0], g - last[1]
-            if s @ y > 0:
-                pairs = [*pairs, (s, y)][-memory:]
-                known = s @ outside @ y > 1e-3 * (s @ y)
-                flattest = max(1 / np.abs(lam[:2]), default=0)
-                if scaling == "usual":
-                    measured = (s @ outside @ y) / (y @ outside @ y)
-                else:
-                    measured = max(np.linalg.norm(outside @ s) / np.linalg.norm(outside @ y), 0.1 * flattest)
-                gamma = measured if known else max(gamma, flattest)
-        last = theta, g
-        H = oracle.bfgs(V @ np.diag(1 / np.abs(lam)) @ V.T + gamma * outside, pairs)
-        theta = theta - rate * H @ g
-        path.append(theta)
-    return np.stack(path), len(pairs)
 
 
 def path(opt, problem, steps, dtype=np.float64):
@@ -76,7 +47,7 @@ def test_steps_are_bfgs_from_fosis_metric(name, layout, scaling):
     schedule = {"warmup": 3, "refresh_every": 5, "num_matvecs": len(problem.start), "scaling": scaling}
     opt = fosi_lbfgs(memory_size=3, linesearch=optax.scale(0.1), layout=layout, **schedule, **EXACT)
     found, state = path(opt, problem, 14)
-    expected, kept = expected_path(problem, 14, 3, 0.1, 3, 5, scaling)
+    expected, kept = expected_lbfgs_path(problem, 14, 3, 0.1, 3, 5, scaling)
     assert kept == 3 and state.base.pairs.used.all() and state.refreshes == 3
     assert_same_path(found, expected, 1e-8)
 
@@ -290,7 +261,7 @@ def test_what_it_cannot_do_is_named():
     with pytest.raises(ValueError, match="memory_size must be an integer ≥ 1, got 0"):
         fosi_lbfgs(memory_size=0)
     for name, value in {"mask": np.array([True, False]), "lr_rule": "gd", "momentum": fosi.Ema(0.9)}.items():
-        with pytest.raises(ValueError, match=f"{name} has no meaning for fosi_lbfgs"):
+        with pytest.raises(ValueError, match=f"{name} has no meaning for FOSI around L-BFGS"):
             fosi_lbfgs(**{name: value})
     with pytest.raises(ValueError, match="scaling must be 'geometric' or 'usual', got 'mean'"):
         fosi_lbfgs(scaling="mean")

@@ -6,18 +6,19 @@ import dataclasses
 import logging
 import numbers
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fosi.jax import space as sp
-from fosi.jax.quasi_newton import LbfgsStep, Scaling, line_search
+from fosi.jax.quasi_newton import LbfgsStep, line_search
 from fosi.jax.steps import Decay, LinearStep, ProjectedStep, decoupled_decay
 from fosi.jax.transform import Fosi, JaxOptions, build
 from fosi.momentum import Ema
 from fosi.options import settle, takes
+from fosi.quasi_newton import Scaling, check
 
 _log = logging.getLogger("fosi")
 
@@ -248,12 +249,7 @@ def fosi_lbfgs(
     if not isinstance(memory_size, numbers.Integral) or isinstance(memory_size, bool) or memory_size < 1:
         raise ValueError(f"memory_size must be an integer ≥ 1, got {memory_size!r}")
     settings = settle(JaxOptions, {"alpha": alpha, **options})
-    momentum = None if settings.momentum == "auto" else settings.momentum
-    for name, value in {"mask": settings.mask, "lr_rule": settings.lr_rule, "momentum": momentum}.items():
-        if value is not None:
-            raise ValueError(f"{name} has no meaning for fosi_lbfgs, got {value!r}; leave it out")
-    if scaling not in get_args(Scaling):
-        raise ValueError(f"scaling must be 'geometric' or 'usual', got {scaling!r}")
+    check(settings, scaling)
     search = line_search(scaling) if linesearch is None else linesearch
     step = LbfgsStep(int(memory_size), optax.with_extra_args_support(search), settings.k, scaling)
     return build(step, loss_fn, settings)

@@ -4,18 +4,13 @@ L-BFGS makes an inverse Hessian out of a first guess H₀ and the last pairs of 
 usual guess is γI, and in a badly conditioned problem the pairs, few and soon old, have all to learn. Here
 H₀ = V diag(α/|λ|) Vᵀ + γ(I − V Vᵀ): FOSI's own step around gradient descent. The pairs then correct it for what has
 changed since the estimate, which FOSI's sum of two separate parts cannot.
-
-Of a pair (s, y), less what lies in the subspace, the usual γ is sᵀy/yᵀy: of the curvatures that the step met it follows
-the largest, so that all directions of which neither V nor a pair knows are taken for as steep. Here it is |s|/|y|, the
-geometric mean of that and of sᵀs/sᵀy, which follows the smallest (Dai, Al-Baali and Yang, 2015, for gradient descent).
-The step is then too long as a whole, by much the same as the last: a search begins near where that ended, not at 1.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,26 +18,7 @@ import optax
 
 from fosi.jax import space as sp
 from fosi.jax.steps import Subspace
-
-Scaling = Literal["geometric", "usual"]
-
-_LEAST_SHARE = 1e-3
-"""Of the curvature along a step, how much must lie outside the subspace for γ to be read off it."""
-
-_LEAST_SCALE = 0.1
-"""γ is no less than this part of the longest α/|λ| of the largest eigenvalues. Were the estimate still true, all that
-it leaves out would be flatter than those, and γ larger; what has left the subspace since makes a pair's γ smaller."""
-
-_RESOLVED = 1e6
-"""By how much |λ| may fall below the largest: what is smaller is rounding's, and its α/|λ| no length for a step."""
-
-_LOSS_NOISE = 1e-4
-
-_GROWTH = 1.1
-"""A search begins at this many times where the last one ended, at 1 at most. A step that is ten times too short still
-satisfies a search, so one that began where the last ended would never find its way back to 1, and Newton's rate near a
-minimum would be lost. Of four small networks for equations, one seed each, all needed fewer gradients with 1.1 than
-with 1 (2 to 23%); with 1.5 and 2 some needed fewer still, and one more than with 1."""
+from fosi.quasi_newton import GROWTH, LEAST_SCALE, LEAST_SHARE, LOSS_NOISE, MAX_TRIALS, RESOLVED, Scaling
 
 
 class Pairs(NamedTuple):
@@ -156,15 +132,15 @@ class Pairs(NamedTuple):
         change = outside(change)
         share, size = _dot(step, change), _dot(change, change)
         # A step inside the subspace says nothing of the rest, but that it is flatter than the largest in there.
-        known = (share > _LEAST_SHARE) & (size > 0)
+        known = (share > LEAST_SHARE) & (size > 0)
         size = jnp.where(known, size, 1)
         lengths = subspace.newton[:largest]
         shortest = jnp.min(lengths, initial=jnp.inf, where=lengths > 0)
-        flattest = jnp.max(lengths, initial=0, where=lengths <= _RESOLVED * shortest)
+        flattest = jnp.max(lengths, initial=0, where=lengths <= RESOLVED * shortest)
         if scaling == "usual":
             measured = share / size
         else:
-            measured = jnp.maximum(sp.norm(outside(step)) / jnp.sqrt(size), _LEAST_SCALE * flattest)
+            measured = jnp.maximum(sp.norm(outside(step)) / jnp.sqrt(size), LEAST_SCALE * flattest)
         return jnp.where(known, measured, jnp.maximum(self.scale, flattest))
 
     def times(self, subspace: Subspace, vector: sp.Vector) -> sp.Vector:
@@ -244,19 +220,17 @@ class LbfgsStep:
 def line_search(scaling: Scaling) -> optax.GradientTransformationExtraArgs:
     """The line search of ``optax.lbfgs``, but that a loss 1e-4 higher will do where the slopes say that it is lower.
 
-    It begins at 1 where the scaling is the usual one, else a tenth above where the last one ended. In float32 the loss
-    of a physics-informed network is off by 1e-5 of itself: its residuals are differences of large numbers. One value
-    that is too low by chance, and a search that asks for less never moves again.
+    It begins at 1 where the scaling is the usual one, else a tenth above where the last one ended.
     """
     usual = scaling == "usual"
     made = optax.scale_by_zoom_linesearch(
-        max_linesearch_steps=20,
+        max_linesearch_steps=MAX_TRIALS,
         initial_guess_strategy="one" if usual else "keep",
-        approx_dec_rtol=_LOSS_NOISE,
+        approx_dec_rtol=LOSS_NOISE,
     )
 
     def update(updates: sp.Tree, state: Any, params: sp.Tree, **extra_args: Any) -> tuple[sp.Tree, Any]:
-        begin = jnp.minimum(1, _GROWTH * state.learning_rate).astype(jnp.asarray(state.learning_rate).dtype)
+        begin = jnp.minimum(1, GROWTH * state.learning_rate).astype(jnp.asarray(state.learning_rate).dtype)
         updates, found = made.update(updates, state._replace(learning_rate=begin), params, **extra_args)
         return updates, found
 
@@ -267,7 +241,7 @@ def _no_worse(updates: sp.Tree, search: Any, value: Any, grad: sp.Tree) -> tuple
     """No step, where a search that knows the loss at its end has found none as low: optax's takes its last trial."""
     if getattr(search, "value", None) is None or getattr(search, "grad", None) is None:
         return updates, search
-    lower = search.value <= value + _LOSS_NOISE * jnp.abs(value)  # False for what is no number
+    lower = search.value <= value + LOSS_NOISE * jnp.abs(value)  # False for what is no number
     updates = jax.tree.map(lambda u: jnp.where(lower, u, jnp.zeros_like(u)), updates)
     found = jnp.where(lower, search.value, value).astype(search.value.dtype)
     slopes = jax.tree.map(lambda new, old: jnp.where(lower, new, old).astype(new.dtype), search.grad, grad)

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fosi.torch.curvature import Closure
+from fosi.torch.lbfgs import FosiLBFGS
 from fosi.torch.optimizer import FOSI
 
 _log = logging.getLogger("fosi")
@@ -60,7 +61,7 @@ def curvature_loss(model: Any) -> Closure:
             raise RuntimeError(
                 "the deepxde.Model has no training points yet: model.train() sets them, and step() refreshes in it"
             )
-        if isinstance(model.opt, FOSI) and looked_at is not model.opt:
+        if isinstance(model.opt, (FOSI, FosiLBFGS)) and looked_at is not model.opt:
             looked_at = model.opt
             _warn_of_what_compile_leaves_out(model)
         losses = model.outputs_losses_train(points.X_train, points.y_train, points.train_aux_vars)[1]

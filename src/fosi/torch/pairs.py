@@ -1,0 +1,128 @@
+"""The pairs of L-BFGS that starts from FOSI's metric: steps, changes of the gradient along them, and H of them.
+
+As ``fosi.jax.quasi_newton`` has it: H₀ = V diag(α/|λ|) Vᵀ + γ(I − V Vᵀ), which the pairs correct. What says yes or no
+is read on the host, where the line search is as well.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fosi.quasi_newton import LEAST_SCALE, LEAST_SHARE, RESOLVED, Scaling
+from fosi.torch import space as sp
+
+
+class Metric(NamedTuple):
+    """FOSI's step around gradient descent, but for the rate outside.
+
+    Attributes:
+      basis: V, a row for each pair that is used.
+      columns: Vᵀ, on the same memory.
+      newton: α/|λ| for each row.
+      flattest: the longest of those of the largest eigenvalues, of which none is rounding's; 0 where there is none.
+    """
+
+    basis: Tensor
+    columns: Tensor
+    newton: Tensor
+    flattest: float
+
+    def outside(self, vector: Tensor) -> Tensor:
+        """What of a vector is not in the subspace."""
+        return sp.subtract(vector.clone(), self.columns, sp.products(self.basis, vector))
+
+
+def flattest(lengths: list[float]) -> float:
+    """The longest, less those that only rounding makes so long."""
+    shortest = min(lengths, default=math.inf)
+    return max((length for length in lengths if length <= RESOLVED * shortest), default=0.0)
+
+
+class Pairs:
+    """The last steps s and the changes y of the gradient along them: the rows of a ring, scaled so that s · y = 1.
+
+    Attributes:
+      steps: s, a row each.
+      changes: y, a row each.
+      inverse: of R, the matrix of all s_i · y_j where j is not older than i, and of 0 where it is.
+      used: how many rows hold a pair.
+      next: the row that is written next.
+      scale: γ, by which what lies outside the subspace is multiplied.
+    """
+
+    def __init__(self, space: sp.Space, memory_size: int) -> None:
+        """Holds none yet."""
+        self.steps = torch.zeros(memory_size, space.size, dtype=space.dtype, device=space.device)
+        self.changes = torch.zeros_like(self.steps)
+        self.inverse = torch.zeros(memory_size, memory_size, dtype=space.dtype, device=space.device)
+        self.used = self.next = 0
+        self.scale = 1.0
+
+    def packed(self) -> dict[str, Any]:
+        """All of it by name: tensors of floats, and numbers."""
+        return dict(vars(self))
+
+    def unpack(self, packed: dict[str, Any]) -> None:
+        """Takes over what ``packed`` gave, of as many rows; tensors are copied."""
+        for name, mine in vars(self).items():
+            setattr(self, name, mine.copy_(packed[name]) if isinstance(mine, Tensor) else packed[name])
+
+    def forget(self) -> None:
+        """Leaves no pair; γ stays."""
+        self.used = self.next = 0
+
+    def add(self, step: Tensor, change: Tensor, metric: Metric | None, scaling: Scaling) -> bool:
+        """Takes a pair, and γ off it, if the curvature along it is positive; returns whether it is."""
+        products = torch.stack([torch.dot(step, change), torch.dot(step, step), torch.dot(change, change)])
+        curvature, of_step, of_change = products.tolist()
+        if not curvature > torch.finfo(step.dtype).eps * math.sqrt(of_step * of_change):
+            return False
+        to_one = curvature**-0.5
+        step, change = step * to_one, change * to_one
+        at, self.used = self.next, max(self.used, self.next + 1)
+        self.steps[at], self.changes[at] = step, change
+        # The pair that was here is R's first row and column, and what is left of R⁻¹ without them is the inverse of
+        # what is left of R. The new one is the last: R gains a column, and R⁻¹ minus itself times that.
+        inverse = self.inverse[: self.used, : self.used]
+        inverse[at], inverse[:, at] = 0, 0
+        column = sp.products(inverse, sp.products(self.steps[: self.used], change)).neg_()
+        column[at] = 1
+        inverse[:, at] = column
+        self.next = (at + 1) % len(self.steps)
+        self.scale = self._scale(step, change, metric, scaling)
+        return True
+
+    def _scale(self, step: Tensor, change: Tensor, metric: Metric | None, scaling: Scaling) -> float:
+        """γ, of a pair with s · y = 1."""
+        if metric is not None:
+            step, change = metric.outside(step), metric.outside(change)
+        products = torch.stack([torch.dot(step, change), torch.dot(change, change), torch.dot(step, step)])
+        share, of_change, of_step = products.tolist()
+        floor = 0.0 if metric is None else metric.flattest
+        # A step inside the subspace says nothing of the rest, but that it is flatter than the largest in there.
+        if not (share > LEAST_SHARE and of_change > 0):
+            return max(self.scale, floor)
+        if scaling == "usual":
+            return share / of_change
+        return max(math.sqrt(of_step / of_change), LEAST_SCALE * floor)
+
+    def times(self, metric: Metric | None, vector: Tensor) -> Tensor:
+        """H times a vector: the two loops of L-BFGS as two products, a = R⁻¹Sᵀg and b = R⁻ᵀ(a − YᵀH₀(g − Y a)).
+
+        Whatever rounding makes of R⁻¹, it is (I − Y R⁻¹ Sᵀ)ᵀ H₀ (I − Y R⁻¹ Sᵀ) + (R⁻¹ Sᵀ)ᵀ R⁻¹ Sᵀ: never a way up.
+        """
+        steps, changes = self.steps[: self.used], self.changes[: self.used]
+        inverse = self.inverse[: self.used, : self.used]
+        first = sp.products(inverse, sp.products(steps, vector))
+        rest = sp.subtract(vector.clone(), changes.t(), first)
+        if metric is None:
+            start = self.scale * rest
+        else:
+            inside = (metric.newton - self.scale) * sp.products(metric.basis, rest)
+            start = sp.add_to_multiple(self.scale, rest, metric.columns, inside)
+        second = sp.products(inverse.t(), first - sp.products(changes, start))
+        return sp.add_to_multiple(1.0, start, steps.t(), second)

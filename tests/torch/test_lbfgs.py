@@ -1,0 +1,391 @@
+"""FOSI around L-BFGS in torch against BFGS's textbook recursion from FOSI's metric, dense; its search, its state."""
+
+import copy
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fosi
+from fosi.torch import FosiLBFGS
+from fosi.torch.pairs import Metric, Pairs
+from fosi.torch.search import Trial, search
+from fosi.torch.space import Space
+from tests.cases import assert_same_path, expected_lbfgs_path, problem_named
+from tests.torch.running import as_params, flat, loss_of
+
+EXACT = {"k": 2, "ell": 1, "accept": "all", "precision": "float64"}
+
+
+def closure_of(opt, loss):
+    def closure():
+        opt.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    return closure
+
+
+@pytest.mark.parametrize("scaling", ["geometric", "usual"])
+@pytest.mark.parametrize("name", ["quadratic", "rotating", "network"])
+def test_steps_are_bfgs_from_fosis_metric(name, scaling):
+    problem = problem_named(name)
+    expected, kept = expected_lbfgs_path(problem, 14, 3, 0.1, 3, 5, scaling)
+    schedule = {"warmup": 3, "refresh_every": 5, "num_matvecs": len(problem.start), "scaling": scaling}
+    settings = {"lr": 0.1, "history_size": 3, "line_search_fn": None, **schedule, **EXACT}
+
+    def made(**more):
+        params = as_params(problem, problem.start, torch.float64)
+        loss = loss_of(problem, params)
+        opt = FosiLBFGS(params, **settings, **({"curvature_loss": loss} | more))
+        return opt, params, closure_of(opt, loss), loss
+
+    opt, params, closure, _ = made(max_iter=1)
+    found = [problem.start]
+    for _ in range(14):
+        opt.step(closure)
+        found.append(flat(params).detach().numpy())
+    assert_same_path(np.stack(found), expected, 1e-8)
+    assert opt._pairs.used == kept == 3 and opt._refreshes == 3
+    # All iterations in one call, and estimates of the caller's.
+    opt, params, closure, _ = made(max_iter=14)
+    before = opt.step(closure)
+    assert before.item() == pytest.approx(float(problem.value(problem.start, problem.batch, np)), rel=1e-9)
+    np.testing.assert_allclose(flat(params).detach(), expected[-1], rtol=1e-7)
+    opt, params, closure, loss = made(max_iter=1, curvature_loss=None)
+    asked = []
+    for step in range(14):
+        if opt.refresh_due:
+            opt.refresh(loss)
+            asked.append(step)
+        opt.step(closure)
+    assert asked == [3, 8, 13]
+    np.testing.assert_allclose(flat(params).detach(), expected[-1], rtol=1e-7)
+
+
+def test_an_estimate_is_due_once_its_iteration_has_come_and_no_other_was_made():
+    w = torch.ones(4, requires_grad=True)
+
+    def loss():
+        return (torch.tensor([1.0, 2.0, 3.0, 4.0]) * w**4).sum()
+
+    opt = FosiLBFGS([w], max_iter=4, warmup=3, refresh_every=5, k=1, num_matvecs=4)
+    due = []
+    for _ in range(5):
+        due.append(opt.refresh_due)
+        if opt.refresh_due:
+            opt.refresh(loss)
+            assert not opt.refresh_due
+        opt.step(closure_of(opt, loss))
+    # Before iterations 0, 4, 8, 12 and 16 of those that are due before 3, 8, 13 and 18.
+    assert due == [False, True, True, False, True]
+    once = FosiLBFGS([w], max_iter=4, warmup=2, refresh_every=math.inf, k=1, num_matvecs=4, curvature_loss=loss)
+    for _ in range(3):
+        once.step(closure_of(once, loss))
+    assert once._refreshes == 1 and not once.refresh_due
+
+
+def stiff(w):
+    """A bent valley: thirty directions over six orders of magnitude, none of which is an axis for long."""
+    return (torch.logspace(0, 6, 30, dtype=w.dtype) * (w + 0.3 * torch.sin(torch.roll(w, 1))) ** 2).sum()
+
+
+def rosenbrock(w):
+    return (100 * (w[1:] - w[:-1] ** 2) ** 2 + (1 - w[:-1]) ** 2).sum()
+
+
+def descent(make, function, start):
+    w = start.clone().requires_grad_()
+    opt = make(w, lambda: function(w))
+    calls, closure = [], closure_of(opt, lambda: function(w))
+    opt.step(lambda: calls.append(0) or closure())
+    return function(w).item(), len(calls), opt, w
+
+
+def test_it_is_far_below_lbfgs_on_a_stiff_problem():
+    start = torch.ones(30, dtype=torch.float64)
+    settings = {"k": 10, "warmup": 0, "refresh_every": 20, "num_matvecs": 30, "history_size": 10, "max_iter": 60}
+    ours, _, _, _ = descent(lambda w, loss: FosiLBFGS([w], curvature_loss=loss, **settings), stiff, start)
+    options = {"history_size": 10, "max_iter": 60, "max_eval": 1000, "tolerance_grad": 0, "tolerance_change": 0}
+    theirs, _, _, _ = descent(
+        lambda w, loss: torch.optim.LBFGS([w], line_search_fn="strong_wolfe", **options), stiff, start
+    )
+    assert ours < 1e-2 * theirs
+
+
+def test_steps_become_newtons_near_a_minimum_and_end_there():
+    settings = {"k": 5, "warmup": 1, "refresh_every": 20, "num_matvecs": 10, "history_size": 20}
+    start = torch.zeros(10, dtype=torch.float64)
+    w, values, sizes = start.clone().requires_grad_(), [], []
+    opt = FosiLBFGS([w], max_iter=1, curvature_loss=lambda: rosenbrock(w), **settings)
+    while not values or values[-1] > 1e-20:
+        values.append(opt.step(closure_of(opt, lambda: rosenbrock(w))).item())
+        sizes.append(opt._size)
+    near = [size for size, value in zip(sizes, values, strict=True) if value < 1e-6]
+    assert len(values) < 120 and min(sizes) < 0.1 and max(near) > 0.8
+    # Long before so many iterations there is nothing lower; it stays, with the gradient of where it is.
+    value, calls, _, w = descent(
+        lambda w, loss: FosiLBFGS([w], max_iter=1000, curvature_loss=loss, **settings), rosenbrock, start
+    )
+    assert value < 1e-20 and calls < 600
+    (gradient,) = torch.autograd.grad(rosenbrock(w), w)
+    np.testing.assert_allclose(w.grad, gradient, atol=1e-9)
+
+
+def test_limits_of_a_call():
+    start = torch.zeros(10, dtype=torch.float64)
+
+    def count(**limits):
+        settings = {"k": 2, "warmup": 1, "num_matvecs": 10, "max_iter": 200, **limits}
+        _, calls, opt, w = descent(lambda w, loss: FosiLBFGS([w], **settings), rosenbrock, start)
+        return calls, opt._count, w
+
+    calls, iterations, _ = count(max_eval=10)
+    assert 10 <= calls < 20 and iterations < 10
+    _, iterations, w = count(tolerance_grad=1e-2)
+    (gradient,) = torch.autograd.grad(rosenbrock(w), w)
+    assert iterations < 150 and gradient.abs().max() <= 1e-2
+    assert count(tolerance_change=1e-3)[1] < iterations + 20
+
+
+# The search.
+
+
+def along(function, start=0.0):
+    """Trials of a function of one number and its derivative."""
+    tried = []
+
+    def at(size):
+        tried.append(size)
+        x = torch.tensor(start + size, dtype=torch.float64, requires_grad=True)
+        value = function(x)
+        value.backward()
+        return Trial(size, value.item(), x.grad.item(), size)
+
+    return at, tried
+
+
+@pytest.mark.parametrize("begin", [1e-4, 0.03, 1.0, 50.0, 1e4])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x - 1) ** 2,
+        lambda x: (x - 1) ** 2 - 0.1 * torch.sin(30 * x),
+        lambda x: -x / (x**2 + 2),
+        lambda x: torch.exp(x) - 5 * x,
+        lambda x: x - 2 * torch.log(x + 1e-3),
+    ],
+)
+def test_a_search_ends_where_wolfes_conditions_hold(function, begin):
+    at, tried = along(function)
+    start = at(0.0)
+    assert start.slope < 0
+    found = search(at, start, begin)
+    # Armijo's, or a loss that is no higher at the end of a way along which the slopes say that it fell.
+    assert found.value <= start.value + 1e-4 * found.size * start.slope or found.value < start.value
+    assert abs(found.slope) <= 0.9 * abs(start.slope)
+    assert found.gradient == found.size == tried[-1] and len(tried) <= 1 + 20
+
+
+def test_what_is_no_number_is_too_far():
+    at, tried = along(lambda x: (x - 1) ** 2 if x < 1.5 else x * math.nan)
+    assert search(at, at(0.0), 8.0).value < 1 and max(tried) == 8
+    at, _ = along(lambda x: torch.where(x < 1.2, -x, torch.full_like(x, math.inf)))
+    assert search(at, at(0.0), 1.0).size <= 1.2
+
+
+def test_noise_of_the_loss_is_borne_and_more_is_not():
+    """A quadratic, whose value at the start came out too low: by the slopes it has fallen."""
+    at, _ = along(lambda x: 1 + 1e-6 * (x - 1) ** 2)
+    start = at(0.0)
+    assert search(at, start._replace(value=start.value - 5e-5), 1.0).size == 1
+    assert search(at, start._replace(value=start.value - 2e-4), 1.0) is None
+
+
+def test_a_search_begins_near_where_the_last_one_ended():
+    w = torch.ones(2, dtype=torch.float64, requires_grad=True)
+
+    def loss():
+        return (torch.tensor([1e3, 1.0], dtype=torch.float64) * w**2).sum()
+
+    for scaling in ("geometric", "usual"):
+        with torch.no_grad():
+            w.fill_(1)
+        opt = FosiLBFGS([w], max_iter=1, history_size=2, k=1, num_matvecs=2, scaling=scaling)
+        found = []
+        for _ in range(6):
+            calls, closure = [], closure_of(opt, loss)
+            opt.step(lambda calls=calls, closure=closure: calls.append(0) or closure())
+            found.append((opt._size, len(calls) - 1))
+        ends = [(before[0], after[0]) for before, after in itertools.pairwise(found) if after[1] == 1]
+        wanted = [min(1, 1.1 * last) if scaling == "geometric" else 1 for last, _ in ends]
+        assert ends and [end for _, end in ends] == pytest.approx(wanted)
+    # Uphill whatever the size: nothing is taken, pairs are forgotten, and the next search begins at 1 again.
+    before = w.detach().clone()
+
+    def uphill():
+        opt.zero_grad()
+        (w**2).sum().backward()
+        return torch.tensor(1.0) if torch.equal(w, before) else torch.tensor(2.0)
+
+    opt.step(uphill)
+    assert torch.equal(w, before) and opt._size == 1 and opt._pairs.used == 0
+    np.testing.assert_allclose(w.grad, 2 * before)
+
+
+# The pairs.
+
+
+def test_a_pair_without_curvature_changes_nothing():
+    pairs = Pairs(Space([torch.zeros(3)]), 2)
+    assert pairs.add(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([2.0, 0.0, 0.0]), None, "geometric")
+    np.testing.assert_allclose(pairs.steps[0], [2**-0.5, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(pairs.changes[0], [2**0.5, 0, 0], rtol=1e-6)
+    before = {name: copy.deepcopy(value) for name, value in vars(pairs).items()}
+    assert pairs.scale == pytest.approx(0.5) and pairs.used == pairs.next == 1
+    for change in ([0.0, -1.0, 0.0], [0.0, 0.0, 0.0], [math.nan, 0.0, 0.0]):
+        assert not pairs.add(torch.tensor([0.0, 1.0, 0.0]), torch.tensor(change), None, "geometric")
+    for name, value in vars(pairs).items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
+def test_what_is_left_out_is_not_taken_for_much_steeper_than_the_largest_that_are_in():
+    curvature = torch.tensor([4.0, 2.0, 1e4, 1e-6])  # since the estimate something steep has come up outside
+    inside = torch.eye(4)[[0, 1, 3]]
+
+    def scale(step, flattest, was=1.0):
+        pairs = Pairs(Space([torch.zeros(4)]), 3)
+        pairs.scale = was
+        step = torch.tensor(step)
+        assert pairs.add(step, curvature * step, Metric(inside, inside.t(), torch.ones(3), flattest), "geometric")
+        return pairs.scale
+
+    assert scale([1.0, 1.0, 1.0, 1.0], 0.5) == pytest.approx(0.1 / 2)
+    assert scale([1.0, 1.0, 1.0, 1.0], 0.0) == pytest.approx(1e-4)
+    # A step within says nothing of the rest: it is taken for as flat as the flattest of the largest, or as it was.
+    assert scale([1.0, 1.0, 0.0, 1.0], 0.5) == 1
+    assert scale([1.0, 1.0, 0.0, 1.0], 0.5, was=0.1) == 0.5
+
+
+def test_the_flattest_is_of_the_largest_and_not_of_rounding():
+    w = torch.ones(6, dtype=torch.float64, requires_grad=True)
+    scales = torch.tensor([8.0, 4.0, 2.0, 1e-9, 0.1, -0.5], dtype=torch.float64)
+    opt = FosiLBFGS([w], k=4, ell=1, num_matvecs=6, accept="all", precision="float64", alpha=lambda step: 1 + step)
+    opt.refresh(lambda: 0.5 * (scales * w**2).sum())
+    assert opt._metric().flattest == pytest.approx(1 / 0.1)
+    np.testing.assert_allclose(opt._metric().newton, [1 / 8, 1 / 4, 1 / 2, 10, 2], rtol=1e-6)
+    opt._count = 1
+    assert opt._metric().flattest == pytest.approx(2 / 0.1)
+    few = FosiLBFGS([w], k=6, num_matvecs=6, accept="all", precision="float64", eps=1e-12)
+    few.refresh(lambda: 0.5 * (scales.clamp(min=0) * w**2).sum())
+    assert few._metric().flattest == pytest.approx(1 / 0.1)  # not 1e9, nor 1e12
+
+
+def test_steps_lead_down_whatever_rounding_makes_of_the_inverse():
+    generator = torch.Generator().manual_seed(0)
+    for wrong in (-40.0, 1.0, 40.0):
+        pairs, vectors = Pairs(Space([torch.zeros(3)]), 2), torch.randn(5, 3, generator=generator)
+        pairs.steps, pairs.changes, pairs.used = vectors[:2], vectors[2:4], 2
+        pairs.inverse = torch.tensor([[1.0, wrong], [0.0, 1.0]])
+        assert torch.dot(pairs.times(None, vectors[4]), vectors[4]) > 0
+
+
+# As a torch optimizer.
+
+
+def network():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+    x = torch.randn(32, 2)
+    return model, lambda: ((model(x) - x.prod(1, keepdim=True)) ** 2).mean()
+
+
+SETTINGS = {"k": 3, "warmup": 2, "refresh_every": 4, "num_matvecs": 12, "history_size": 5, "max_iter": 3}
+
+
+def test_a_checkpoint_goes_on_to_the_same_numbers(tmp_path):
+    model, loss = network()
+    opt = FosiLBFGS(model.parameters(), model=model, curvature_loss=loss, **SETTINGS)
+    for _ in range(4):
+        opt.step(closure_of(opt, loss))
+    assert opt._refreshes == 3 and opt._pairs.used == 5 and not opt.state
+    torch.save([model.state_dict(), opt.state_dict()], tmp_path / "kept.pt")
+    copied = copy.deepcopy(opt)
+    assert copied._count == 12 and copied.param_groups[0]["params"][0] is not opt.param_groups[0]["params"][0]
+    for _ in range(3):
+        opt.step(closure_of(opt, loss))
+    theirs, their_loss = network()
+    weights, state = torch.load(tmp_path / "kept.pt", weights_only=True)
+    theirs.load_state_dict(weights)
+    resumed = FosiLBFGS(theirs.parameters(), model=theirs, curvature_loss=their_loss, **SETTINGS)
+    resumed.load_state_dict(state)
+    for _ in range(3):
+        resumed.step(closure_of(resumed, their_loss))
+    for mine, other in zip(model.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    assert resumed._refreshes == opt._refreshes == 5
+    fresh = FosiLBFGS(theirs.parameters(), **SETTINGS)
+    fresh.load_state_dict(FosiLBFGS(theirs.parameters(), **SETTINGS).state_dict())
+    assert fresh.spectrum is None and fresh._last is None
+    for wrong in ({"history_size": 4}, {"k": 2}):
+        other = FosiLBFGS(theirs.parameters(), **{**SETTINGS, **wrong})
+        with pytest.raises(ValueError, match="holds 5 pairs and 3 eigenpairs, this optimizer"):
+            other.load_state_dict({**state, "param_groups": other.state_dict()["param_groups"]})
+
+
+def test_buffers_stay_and_so_does_what_has_no_gradient():
+    model, loss = network()
+    model.eval()
+    idle = nn.Parameter(torch.ones(3))
+    opt = FosiLBFGS([*model.parameters(), idle], model=model, curvature_loss=loss, **SETTINGS)
+    buffers = [b.clone() for b in model.buffers()]
+    first = opt.step(closure_of(opt, loss)).item()
+    assert loss().item() < first and idle.grad is None and torch.equal(idle, torch.ones(3))
+    assert all(torch.equal(a, b) for a, b in zip(buffers, model.buffers(), strict=True))
+    assert opt.spectrum.eigenvalues.shape == (3,) and opt.spectrum.eigenvectors[-1].shape == (3, 3)
+
+
+def test_float32_reaches_what_float32_can():
+    torch.manual_seed(0)
+    x = torch.linspace(-1, 1, 64)[:, None]
+    model = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def loss():
+        return ((model(x) - torch.sin(4 * x)) ** 2).mean()
+
+    settings = fosi.presets.deterministic("lbfgs") | {"k": 10, "num_matvecs": 30}
+    opt = FosiLBFGS(model.parameters(), max_iter=400, curvature_loss=loss, **settings)
+    opt.step(closure_of(opt, loss))
+    assert loss().item() < 1e-6
+
+
+def test_what_it_cannot_do_is_named():
+    w = nn.Parameter(torch.zeros(3))
+    for given, words in {
+        ("max_iter", 0): "max_iter must be an integer ≥ 1, got 0",
+        ("history_size", True): "history_size must be an integer ≥ 1, got True",
+        ("max_eval", 0.5): "max_eval must be an integer ≥ 1, got 0.5",
+        ("lr", -1.0): "lr must be a number ≥ 0, got -1.0",
+        ("tolerance_grad", "small"): "tolerance_grad must be a number ≥ 0, got 'small'",
+        ("line_search_fn", "armijo"): "line_search_fn must be 'strong_wolfe' or None, got 'armijo'",
+        ("scaling", "mean"): "scaling must be 'geometric' or 'usual', got 'mean'",
+        ("lr_rule", "gd"): "lr_rule has no meaning for FOSI around L-BFGS",
+        ("momentum", fosi.Ema(0.9)): "momentum has no meaning for FOSI around L-BFGS",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            FosiLBFGS([w], **dict([given]))
+    with pytest.raises(TypeError, match="curvature_loss must be a function without arguments or None, got 3"):
+        FosiLBFGS([w], curvature_loss=3)
+    with pytest.raises(TypeError, match="refresh_evry=3 is not a setting of FOSI; did you mean 'refresh_every'"):
+        FosiLBFGS([w], refresh_evry=3)
+    with pytest.raises(ValueError, match="params has 2 groups; FosiLBFGS takes one"):
+        FosiLBFGS([{"params": [w]}, {"params": [nn.Parameter(torch.zeros(2))]}])
+    for other in (torch.float64, torch.bfloat16):
+        with pytest.raises(ValueError, match="needs all of them float32, or all float64"):
+            FosiLBFGS([w, nn.Parameter(torch.zeros(2, dtype=other))])
+    with pytest.raises(ValueError, match="closure is None"):
+        FosiLBFGS([w], k=1).step(None)
