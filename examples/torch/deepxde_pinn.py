@@ -1,4 +1,4 @@
-"""DeepXDE: FOSI as the optimizer of a model, with no change to DeepXDE, and L-BFGS afterwards as its users do.
+"""DeepXDE: FOSI as the optimizer of a model, with no change to DeepXDE, around Adam and around the L-BFGS after it.
 
 The equation is u″ = f with u(0) = u(1) = 0 and the solution sin(πx) + sin(5πx)/2. DeepXDE owns the loop, so FOSI is
 given the loss to take the curvature of. An optimizer made by the user gets nothing from ``compile()`` but ``decay``:
@@ -14,7 +14,8 @@ import deepxde as dde
 import numpy as np
 import torch
 
-from fosi.torch import FOSI
+from fosi.presets import deterministic
+from fosi.torch import FOSI, FosiLBFGS
 from fosi.torch.deepxde import curvature_loss
 
 pi = np.pi
@@ -61,6 +62,11 @@ def main(iterations=1500, polish=1000, lr=3e-3):
             optimizer = FOSI(optimizer, model=net, curvature_loss=curvature_loss(model), **SETTINGS)  # new
         results[name] = train(model, optimizer, length)
         results[f"{name}, then L-BFGS"] = train(model, "L-BFGS")
+    model, net = build()
+    train(model, torch.optim.Adam(net.parameters(), lr=lr), iterations)
+    last = FosiLBFGS(net.parameters(), model=net, curvature_loss=curvature_loss(model), **deterministic("lbfgs"))  # new
+    calls = polish // last.defaults["max_iter"]  # an iteration of DeepXDE's is a call of step(), 20 of L-BFGS
+    results["Adam, then FOSI around L-BFGS"] = train(model, last, calls)
     return results
 
 

@@ -49,8 +49,8 @@ def deterministic(base: Base = "adam") -> dict[str, Any]:
     products for each: its line search bears pairs that are not exact. Estimates on a part of the batch cost a part.
 
     Args:
-      base: what FOSI goes around: ``"lbfgs"`` for ``fosi.jax.fosi_lbfgs``, whose line search takes α = 1 and an
-        estimate at once, or ``"adam"`` for that and all other first-order optimizers.
+      base: what FOSI goes around: ``"lbfgs"`` for ``fosi.jax.fosi_lbfgs`` and ``fosi.torch.FosiLBFGS``, whose line
+        search takes α = 1 and an estimate at once, or ``"adam"`` for that and all other first-order optimizers.
 
     Returns:
       A new dict at each call.

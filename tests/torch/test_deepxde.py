@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fosi.torch import FOSI, estimate_spectrum
+from fosi.torch import FOSI, FosiLBFGS, estimate_spectrum
 from fosi.torch.deepxde import curvature_loss
 
 SETTINGS = {"k": 3, "alpha": 0.1, "eps": 1.0, "warmup": 2, "refresh_every": 4}
@@ -202,6 +202,42 @@ def test_lbfgs_afterwards_and_back(dde, monkeypatch):
     model.compile(optimizer, verbose=0)
     model.train(iterations=4, verbose=0)
     assert model.opt is optimizer and np.isfinite(model.train_state.loss_train).all()
+
+
+def test_fosi_around_lbfgs_afterwards(dde, caplog):
+    """A closure of DeepXDE's is called once a trial; estimates are of the loss on the points of the iteration."""
+    problem = Problem(dde)
+    model = problem.model
+    model.compile(torch.optim.Adam(problem.net.parameters(), lr=1e-2), loss_weights=[1.0, 25.0], verbose=0)
+    model.train(iterations=8, verbose=0)
+    net = copy.deepcopy(problem.net)
+    settings = {"k": 3, "warmup": 2, "refresh_every": 5, "max_iter": 6, "history_size": 8}
+    variable = torch.nn.Parameter(torch.ones(1))
+    model.compile(
+        FosiLBFGS(problem.net.parameters(), model=problem.net, curvature_loss=curvature_loss(model), **settings),
+        loss_weights=[1.0, 25.0],
+        external_trainable_variables=[variable],
+        verbose=0,
+    )
+    model.train(iterations=3, verbose=0)
+    assert model.opt._count == 18 and model.opt._refreshes == 4
+    assert "external_trainable_variables [0]" in caplog.text
+
+    loss = by_hand(net, [model.train_state.X_train], (1.0, 25.0))
+    hand = FosiLBFGS(net.parameters(), model=net, curvature_loss=lambda: loss(0), **settings)
+
+    def closure():
+        hand.zero_grad()
+        value = loss(0)
+        value.backward()
+        return value
+
+    before = loss(0).item()
+    for _ in range(3):
+        hand.step(closure)
+    same([flat(problem.net.parameters())], [flat(net.parameters())])
+    torch.testing.assert_close(model.opt.spectrum.eigenvalues, hand.spectrum.eigenvalues, rtol=1e-2, atol=1e-2)
+    assert loss(0).item() < 0.05 * before
 
 
 def test_a_restored_checkpoint_goes_on_as_if_there_had_been_no_break(dde, tmp_path):

@@ -107,11 +107,12 @@ def test_deepxde_pinn(monkeypatch):
     finally:
         torch.set_default_device(None)
     # So few steps show that it runs and refreshes, not what it gains.
-    assert len(results) == 7
+    assert len(results) == 8
     assert all(loss < 1e5 and error < 10 for loss, error, _ in results.values())
     assert results["FOSI around Adam"][0] != results["Adam"][0]
     for name in ("Adam", "FOSI around Adam"):
         assert results[f"{name}, then L-BFGS"][0] < results[name][0]
+    assert results["Adam, then FOSI around L-BFGS"][0] < results["Adam"][0]
 
 
 def test_spectrum(capsys):

@@ -14,6 +14,10 @@ _INSIDE = 0.1
 far: a cubic through a place far off, where the loss is flat again, would come back from there in small steps."""
 
 
+_REFINED = 4
+"""How often an interval is cut in which a lower place is known. What is left then is noise, not curvature."""
+
+
 class Trial(NamedTuple):
     """A place along a direction.
 
@@ -42,10 +46,10 @@ def search(at: Callable[[float], Trial], start: Trial, begin: float) -> Trial | 
       begin: the first size to try.
 
     Returns:
-      The place, or the last that is lower by enough where none is flat enough after 20; None where none is lower.
+      The place; where none is flat enough the last that is lower by enough; None where none is lower, of 20.
     """
     low, high, safe = start, None, None
-    size = begin
+    size, cuts = begin, 0
     for _ in range(MAX_TRIALS):
         trial = at(size)
         lower = _lower(trial, start)
@@ -58,7 +62,8 @@ def search(at: Callable[[float], Trial], start: Trial, begin: float) -> Trial | 
         else:
             high = trial
         size = 2 * size if high is None else _between(low, high, 1 - _INSIDE if lower else 0.5)
-        if not size > 0 or (high is not None and not abs(high.size - low.size) > 1e-9 * high.size):
+        cuts += high is not None and safe is not None
+        if cuts > _REFINED:
             break
     return safe
 
