@@ -28,7 +28,9 @@ def check(base: Any) -> None:
         )
     name = type(base).__name__
     if isinstance(base, optim.LBFGS):
-        raise TypeError(f"base={name} cannot be used: it evaluates the loss by itself several times a step")
+        raise TypeError(
+            f"base={name} cannot be used: it evaluates the loss by itself several times a step; there is FosiLBFGS"
+        )
     if isinstance(base, optim.SparseAdam):
         raise TypeError(f"base={name} cannot be used: it takes sparse gradients only, and FOSI's are dense")
     for i, group in enumerate(base.param_groups):
