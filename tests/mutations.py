@@ -196,15 +196,15 @@ BREAKS = (
     Break(
         "L-BFGS: a search starts from where the last one ended, as if it had not moved",
         "torch/lbfgs.py",
-        "start = Trial(0.0, now.value, float(torch.dot(now.gradient, direction)), now.gradient)",
-        "start = now._replace(slope=float(torch.dot(now.gradient, direction)))",
+        "start = now._replace(size=0.0, slope",
+        "start = now._replace(slope",
         TORCH_LBFGS,
     ),
     Break(
         "L-BFGS: γ no less than a part of the lengths of the smallest eigenvalues too",
         "torch/lbfgs.py",
-        "lengths[used[used < self.options.k]]",
-        "lengths[used]",
+        "lengths[used < self.options.k]",
+        "lengths",
         TORCH_LBFGS,
     ),
     Break(
@@ -224,7 +224,7 @@ BREAKS = (
     Break(
         "L-BFGS: a new pair does not know of the others",
         "jax/quasi_newton.py",
-        "column = jnp.where(others, -_times(left, products), 1)",
+        "column = jnp.where(others, -_times(left, self._of_pairs(products)), 1)",
         "column = jnp.where(others, 0, 1)",
         LBFGS,
     ),

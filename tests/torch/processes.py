@@ -20,11 +20,9 @@ def two_processes(job, *args):
 def _process(rank, store, job, *args):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    try:
-        job(*args)
-        dist.barrier()  # neither leaves while the other is still at work
-    finally:
-        dist.destroy_process_group()
+    job(*args)  # where it raises the group stays: the other's error, of a group that is gone, would be told first
+    dist.barrier()  # neither leaves while the other is still at work
+    dist.destroy_process_group()
     # A model in shards keeps the group, and Gloo's threads, alive. One that lets go of a tensor while Python shuts down
     # aborts the process (pytorch/pytorch#179291), so there is no shutting down.
     sys.stdout.flush()

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ import torch
 from torch import nn
 
 import fosi
-from fosi.torch import FosiLBFGS
+from fosi.torch import FOSI, FosiLBFGS
 from fosi.torch.pairs import Metric, Pairs
 from fosi.torch.search import Trial, search
 from fosi.torch.space import Space
 from tests.cases import assert_same_path, expected_lbfgs_path, problem_named
 from tests.torch.running import as_params, flat, loss_of
+from tests.torch.test_wrapping import wrapped
 
 EXACT = {"k": 2, "ell": 1, "accept": "all", "precision": "float64"}
 
@@ -122,11 +124,11 @@ def test_steps_become_newtons_near_a_minimum_and_end_there():
     start = torch.zeros(10, dtype=torch.float64)
     w, values, sizes = start.clone().requires_grad_(), [], []
     opt = FosiLBFGS([w], max_iter=1, curvature_loss=lambda: rosenbrock(w), **settings)
-    while not values or values[-1] > 1e-20:
+    while len(values) < 120 and (not values or values[-1] > 1e-20):
         values.append(opt.step(closure_of(opt, lambda: rosenbrock(w))).item())
         sizes.append(opt._size)
     near = [size for size, value in zip(sizes, values, strict=True) if value < 1e-6]
-    assert len(values) < 120 and min(sizes) < 0.1 and max(near) > 0.8
+    assert values[-1] <= 1e-20 and min(sizes) < 0.1 and max(near) > 0.8
     # Long before so many iterations there is nothing lower; it stays, with the gradient of where it is.
     value, calls, _, w = descent(
         lambda w, loss: FosiLBFGS([w], max_iter=1000, curvature_loss=loss, **settings), rosenbrock, start
@@ -146,10 +148,13 @@ def test_limits_of_a_call():
 
     calls, iterations, _ = count(max_eval=10)
     assert 10 <= calls < 20 and iterations < 10
+    _, to_the_end, w = count()
+    assert to_the_end < 200 and rosenbrock(w) < 1e-20  # there is nothing lower
     _, iterations, w = count(tolerance_grad=1e-2)
     (gradient,) = torch.autograd.grad(rosenbrock(w), w)
-    assert iterations < 150 and gradient.abs().max() <= 1e-2
-    assert count(tolerance_change=1e-3)[1] < iterations + 20
+    assert iterations < to_the_end and 1e-6 < gradient.abs().max() <= 1e-2
+    _, iterations, w = count(tolerance_change=1e-3)
+    assert iterations < to_the_end and 1e-20 < rosenbrock(w) < 1
 
 
 # The search.
@@ -189,6 +194,20 @@ def test_a_search_ends_where_wolfes_conditions_hold(function, begin):
     assert found.value <= start.value + 1e-4 * found.size * start.slope or found.value < start.value
     assert abs(found.slope) <= 0.9 * abs(start.slope)
     assert found.gradient == found.size == tried[-1] and len(tried) <= 1 + 20
+
+
+def test_a_decrease_by_next_to_nothing_is_none():
+    """Lower by less than noise, and steeper at the end: neither Armijo nor the slopes will have it."""
+    places = {1.0: Trial(1.0, 1 - 5e-5, 0.95), 0.5: Trial(0.5, 0.4, 0.0)}
+    found = search(lambda size: places.get(size, places[0.5])._replace(size=size), Trial(0.0, 1.0, -0.9), 1.0)
+    assert found.value == 0.4
+
+
+def test_of_those_that_are_lower_the_lowest_is_taken():
+    def at(size):  # a jump: no place is both lower and flat
+        return Trial(size, 1 - size if size < 0.4 else 1 - 1e-3, -1.0)
+
+    assert search(at, Trial(0.0, 1.0, -1.0), 0.3).size == 0.3
 
 
 def test_what_is_no_number_is_too_far():
@@ -242,13 +261,13 @@ def test_a_search_begins_near_where_the_last_one_ended():
 
 def test_a_pair_without_curvature_changes_nothing():
     pairs = Pairs(Space([torch.zeros(3)]), 2)
-    assert pairs.add(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([2.0, 0.0, 0.0]), None, "geometric")
+    pairs.add(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([2.0, 0.0, 0.0]), None, "geometric")
     np.testing.assert_allclose(pairs.steps[0], [2**-0.5, 0, 0], rtol=1e-6)
     np.testing.assert_allclose(pairs.changes[0], [2**0.5, 0, 0], rtol=1e-6)
     before = {name: copy.deepcopy(value) for name, value in vars(pairs).items()}
     assert pairs.scale == pytest.approx(0.5) and pairs.used == pairs.next == 1
     for change in ([0.0, -1.0, 0.0], [0.0, 0.0, 0.0], [math.nan, 0.0, 0.0]):
-        assert not pairs.add(torch.tensor([0.0, 1.0, 0.0]), torch.tensor(change), None, "geometric")
+        pairs.add(torch.tensor([0.0, 1.0, 0.0]), torch.tensor(change), None, "geometric")
     for name, value in vars(pairs).items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
 
@@ -261,7 +280,8 @@ def test_what_is_left_out_is_not_taken_for_much_steeper_than_the_largest_that_ar
         pairs = Pairs(Space([torch.zeros(4)]), 3)
         pairs.scale = was
         step = torch.tensor(step)
-        assert pairs.add(step, curvature * step, Metric(inside, inside.t(), torch.ones(3), flattest), "geometric")
+        pairs.add(step, curvature * step, Metric(inside, inside.t(), torch.ones(3), flattest), "geometric")
+        assert pairs.used == 1
         return pairs.scale
 
     assert scale([1.0, 1.0, 1.0, 1.0], 0.5) == pytest.approx(0.1 / 2)
@@ -301,28 +321,36 @@ def network():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
     x = torch.randn(32, 2)
-    return model, lambda: ((model(x) - x.prod(1, keepdim=True)) ** 2).mean()
+
+    def loss(dtype=torch.float32):
+        return ((model(x.to(dtype)) - x.to(dtype).prod(1, keepdim=True)) ** 2).mean()
+
+    return model, loss
 
 
 SETTINGS = {"k": 3, "warmup": 2, "refresh_every": 4, "num_matvecs": 12, "history_size": 5, "max_iter": 3}
 
 
+def trained(model, loss, calls=4, **settings):
+    opt = FosiLBFGS(model.parameters(), model=model, curvature_loss=loss, **{**SETTINGS, **settings})
+    for _ in range(calls):
+        opt.step(closure_of(opt, loss))
+    return opt
+
+
 def test_a_checkpoint_goes_on_to_the_same_numbers(tmp_path):
     model, loss = network()
-    opt = FosiLBFGS(model.parameters(), model=model, curvature_loss=loss, **SETTINGS)
-    for _ in range(4):
-        opt.step(closure_of(opt, loss))
-    assert opt._refreshes == 3 and opt._pairs.used == 5 and not opt.state
+    opt = trained(model, loss)
+    assert opt._refreshes == 3 and opt._pairs.used == 5
     torch.save([model.state_dict(), opt.state_dict()], tmp_path / "kept.pt")
-    copied = copy.deepcopy(opt)
-    assert copied._count == 12 and copied.param_groups[0]["params"][0] is not opt.param_groups[0]["params"][0]
     for _ in range(3):
         opt.step(closure_of(opt, loss))
     theirs, their_loss = network()
     weights, state = torch.load(tmp_path / "kept.pt", weights_only=True)
     theirs.load_state_dict(weights)
-    resumed = FosiLBFGS(theirs.parameters(), model=theirs, curvature_loss=their_loss, **SETTINGS)
+    resumed = FosiLBFGS(theirs.parameters(), model=theirs, curvature_loss=their_loss, **{**SETTINGS, "history_size": 9})
     resumed.load_state_dict(state)
+    assert resumed.param_groups[0]["history_size"] == len(resumed._pairs.steps) == 5  # the checkpoint's, as in torch
     for _ in range(3):
         resumed.step(closure_of(resumed, their_loss))
     for mine, other in zip(model.parameters(), theirs.parameters(), strict=True):
@@ -331,22 +359,161 @@ def test_a_checkpoint_goes_on_to_the_same_numbers(tmp_path):
     fresh = FosiLBFGS(theirs.parameters(), **SETTINGS)
     fresh.load_state_dict(FosiLBFGS(theirs.parameters(), **SETTINGS).state_dict())
     assert fresh.spectrum is None and fresh._last is None
-    for wrong in ({"history_size": 4}, {"k": 2}):
-        other = FosiLBFGS(theirs.parameters(), **{**SETTINGS, **wrong})
-        with pytest.raises(ValueError, match="holds 5 pairs and 3 eigenpairs, this optimizer"):
-            other.load_state_dict({**state, "param_groups": other.state_dict()["param_groups"]})
 
 
-def test_buffers_stay_and_so_does_what_has_no_gradient():
+def test_a_checkpoint_that_does_not_fit_changes_nothing(caplog):
     model, loss = network()
-    model.eval()
+    state = trained(model, loss, max_iter=5).state_dict()
+    few = trained(model, loss, calls=2, k=2)
+    before = few.spectrum.eigenvalues
+    with pytest.raises(ValueError, match=r"fosi_basis of parameter 0 has shape \(3, 8, 2\).* \(2, 8, 2\)"):
+        few.load_state_dict(state)
+    assert torch.equal(few.spectrum.eigenvalues, before) and few.param_groups[0]["max_iter"] == 3
+    assert few._pairs.used == 5
+    # Of other optimizers the group is taken, as torch does, and the curvature starts anew.
+    for other in (torch.optim.LBFGS, torch.optim.Adam):
+        few.load_state_dict(other(model.parameters(), lr=0.5).state_dict())
+        assert few.spectrum is None and few.param_groups[0]["lr"] == 0.5 and "start anew" in caplog.text
+        few.step(closure_of(few, loss))
+
+
+def test_a_checkpoint_knows_no_strides():
+    torch.manual_seed(0)
+    x = torch.randn(8, 3, 5, 5)
+
+    def made(memory_format):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(36, 1))
+        model = model.double().to(memory_format=memory_format)
+        return model, lambda: (model(x.double()) - 1).square().mean()
+
+    model, loss = made(torch.channels_last)
+    opt = trained(model, loss)
+    plain, their_loss = made(torch.contiguous_format)
+    plain.load_state_dict(model.state_dict())
+    theirs = FosiLBFGS(plain.parameters(), model=plain, curvature_loss=their_loss, **SETTINGS)
+    theirs.load_state_dict(opt.state_dict())
+    opt.step(closure_of(opt, loss)), theirs.step(closure_of(theirs, their_loss))
+    for mine, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("by", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+def test_a_copy_trains_what_it_copied(by):
+    model, _ = network()
+    x = torch.randn(32, 2)
+    opt = FosiLBFGS(model.parameters(), **SETTINGS)
+
+    def steps(model, opt, count):
+        for _ in range(count):
+            if opt.refresh_due:
+                opt.refresh(lambda: model(x).square().mean())
+            opt.step(closure_of(opt, lambda: model(x).square().mean()))
+        return [p.detach().clone() for p in model.parameters()]
+
+    steps(model, opt, 3)
+    theirs = by((model, opt))
+    before = [p.detach().clone() for p in model.parameters()]
+    found = steps(*theirs, 2)
+    assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
+    assert all(torch.equal(p, q) for p, q in zip(found, steps(model, opt, 2), strict=True))
+    assert "history_size: 5" in repr(opt) and "k=3" in repr(opt) and "scaling: geometric" in repr(opt)
+
+
+def test_a_model_cast_after_the_optimizer_was_built():
+    """As moved to its device in Accelerate's prepare(); the estimate goes along, and the pairs begin anew."""
+    expected, loss = network()
+    trained(expected.double(), lambda: loss(torch.float64), max_iter=1, warmup=0)
+    model, loss = network()
+    opt = FosiLBFGS(model.parameters(), model=model, **{**SETTINGS, "max_iter": 1, "warmup": 0})
+    fresh = network()[0]
+    with torch.no_grad():
+        for p, q in zip(model.double().parameters(), fresh.parameters(), strict=True):
+            p.copy_(q)
+    for _ in range(4):
+        if opt.refresh_due:
+            opt.refresh(lambda: loss(torch.float64))
+        opt.step(closure_of(opt, lambda: loss(torch.float64)))
+    for mine, other in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    model.float()
+    opt.step(closure_of(opt, loss))
+    assert all(p.dtype == torch.float32 for p in model.parameters()) and opt._pairs.used <= 1
+    assert opt.spectrum.eigenvectors[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("by", ["lightning", "fabric"])
+def test_wrappers_that_inherit_from_what_they_wrap(by):
+    model, loss = network()
+    opt = FosiLBFGS(model.parameters(), k=2, warmup=0)
+    wrapper = wrapped(opt, model, by)
+    assert wrapper.refresh_due
+    wrapper.refresh(loss)
+    assert not wrapper.refresh_due and not opt.refresh_due
+    saved = copy.deepcopy(opt.state_dict())
+    opt.step(closure_of(opt, loss))
+    wrapper.load_state_dict(saved)
+    assert opt._count == 0 and not vars(opt).keys() & vars(wrapper).keys()
+
+
+def test_a_refresh_leaves_buffers_and_modes_and_what_has_no_gradient_stays():
+    model, loss = network()
     idle = nn.Parameter(torch.ones(3))
-    opt = FosiLBFGS([*model.parameters(), idle], model=model, curvature_loss=loss, **SETTINGS)
+    opt = FosiLBFGS([*model.parameters(), idle], model=model, **SETTINGS)
+    opt.step(closure_of(opt, loss))
     buffers = [b.clone() for b in model.buffers()]
-    first = opt.step(closure_of(opt, loss)).item()
-    assert loss().item() < first and idle.grad is None and torch.equal(idle, torch.ones(3))
+    opt.refresh(loss)
     assert all(torch.equal(a, b) for a, b in zip(buffers, model.buffers(), strict=True))
+    before = loss().item()
+    assert any(not torch.equal(a, b) for a, b in zip(buffers, model.buffers(), strict=True))  # as the loss itself does
+    opt.step(closure_of(opt, loss))
+    assert loss().item() < before and idle.grad is None and torch.equal(idle, torch.ones(3))
     assert opt.spectrum.eigenvalues.shape == (3,) and opt.spectrum.eigenvectors[-1].shape == (3, 3)
+
+
+def test_frozen_parameters_stay():
+    model, loss = network()
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.clone()
+    opt = trained(model, loss)
+    assert torch.equal(model[0].weight, before) and opt.spectrum.accepted.any()
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_gradient_that_is_no_number_moves_nothing(wrong):
+    model, loss = network()
+    opt = trained(model, loss)
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def closure():
+        opt.zero_grad()
+        value = loss()
+        value.backward()
+        model[0].weight.grad[0, 0] = wrong
+        return value
+
+    opt.step(closure)
+    assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
+    assert opt.step(closure_of(opt, loss)).item() > loss().item()  # and it goes on
+
+
+def test_without_a_search_a_call_looks_once_an_iteration():
+    w = torch.ones(3, requires_grad=True)
+    calls = []
+    opt = FosiLBFGS([w], lr=0.1, max_iter=4, line_search_fn=None, k=1)
+    closure = closure_of(opt, lambda: (w**2).sum())
+    opt.step(lambda: calls.append(w.detach().clone()) or closure())
+    assert len(calls) == 4 and not torch.equal(w, calls[-1])
+
+
+def test_a_graph_from_before_a_step_is_refused():
+    """Parameters are written where autograd sees it, as by every optimizer of torch's."""
+    w = torch.ones(3, requires_grad=True)
+    opt = FosiLBFGS([w], max_iter=1, k=1)
+    old = (w**3).sum()
+    opt.step(closure_of(opt, lambda: (w**2).sum()))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        old.backward()
 
 
 def test_float32_reaches_what_float32_can():
@@ -382,10 +549,34 @@ def test_what_it_cannot_do_is_named():
         FosiLBFGS([w], curvature_loss=3)
     with pytest.raises(TypeError, match="refresh_evry=3 is not a setting of FOSI; did you mean 'refresh_every'"):
         FosiLBFGS([w], refresh_evry=3)
-    with pytest.raises(ValueError, match="params has 2 groups; FosiLBFGS takes one"):
-        FosiLBFGS([{"params": [w]}, {"params": [nn.Parameter(torch.zeros(2))]}])
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module or None, got 'net'"):
+        FosiLBFGS([w], model="net")
+    another = {"params": [nn.Parameter(torch.zeros(2))]}
+    with pytest.raises(ValueError, match="more than one group; FosiLBFGS takes one"):
+        FosiLBFGS([{"params": [w]}, another])
+    with pytest.raises(ValueError, match="more than one group; FosiLBFGS takes one"):
+        FosiLBFGS([w], k=1).add_param_group(another)
     for other in (torch.float64, torch.bfloat16):
         with pytest.raises(ValueError, match="needs all of them float32, or all float64"):
             FosiLBFGS([w, nn.Parameter(torch.zeros(2, dtype=other))])
+    opt = FosiLBFGS([w], k=1)
     with pytest.raises(ValueError, match="closure is None"):
-        FosiLBFGS([w], k=1).step(None)
+        opt.step(None)
+    with pytest.raises(RuntimeError, match="closure left no gradient on any parameter"):
+        opt.step(lambda: (w**2).sum())
+    for returned in (None, torch.ones(3)):
+        with pytest.raises(TypeError, match="closure must return the loss, one number, got"):
+            opt.step(lambda returned=returned: returned)
+    assert opt.step(lambda: closure_of(opt, lambda: ((w - 1) ** 2).sum())().item()) == 3  # a float will do
+    table = nn.Embedding(4, 2, sparse=True)
+    rows = FosiLBFGS(table.parameters(), k=1)
+    with pytest.raises(ValueError, match="FOSI takes dense gradients"):
+        rows.step(closure_of(rows, lambda: table(torch.tensor([1])).sum()))
+    with pytest.raises(TypeError, match="base is a FosiLBFGS, which has FOSI inside"):
+        FOSI(opt)
+
+
+def test_several_processes_are_refused(monkeypatch):
+    monkeypatch.setattr("fosi.torch.lbfgs.replicas", lambda model: object())
+    with pytest.raises(ValueError, match="params are trained by several processes"):
+        FosiLBFGS([nn.Parameter(torch.zeros(3))], k=1)

@@ -118,8 +118,12 @@ class Pairs(NamedTuple):
         """
         others = jnp.arange(len(products)) != self.next
         left = jnp.where(others[:, None] & others[None], self.inverse, 0)
-        column = jnp.where(others, -_times(left, products), 1)
+        column = jnp.where(others, -_times(left, self._of_pairs(products)), 1)
         return left.at[:, self.next].set(column)
+
+    def _of_pairs(self, products: jax.Array) -> jax.Array:
+        # Rows without a pair hold old ones. Their products count for nothing, but 0 times infinity would be no number.
+        return jnp.where(self.used, products, 0)
 
     def _scale(
         self, subspace: Subspace, largest: int, scaling: Scaling, step: sp.Vector, change: sp.Vector
@@ -150,11 +154,11 @@ class Pairs(NamedTuple):
         of its pairs, and so would a triangular system. Whatever rounding makes of R⁻¹, it is
         (I − Y R⁻¹ Sᵀ)ᵀ H₀ (I − Y R⁻¹ Sᵀ) + (R⁻¹ Sᵀ)ᵀ R⁻¹ Sᵀ: never a way up.
         """
-        first = _times(self.inverse, sp.products(self.steps, vector))
+        first = _times(self.inverse, self._of_pairs(sp.products(self.steps, vector)))
         rest = _minus(vector, sp.combine(self.changes, first))
         inside = (subspace.newton - self.scale) * sp.products(subspace.basis, rest)
         start = jax.tree.map(lambda x, v: self.scale * x + v, rest, sp.combine(subspace.basis, inside))
-        second = _times(self.inverse.T, first - sp.products(self.changes, start))
+        second = _times(self.inverse.T, first - self._of_pairs(sp.products(self.changes, start)))
         return jax.tree.map(jnp.add, start, sp.combine(self.steps, second))
 
 

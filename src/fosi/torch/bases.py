@@ -29,7 +29,8 @@ def check(base: Any) -> None:
     name = type(base).__name__
     if isinstance(base, optim.LBFGS):
         raise TypeError(
-            f"base={name} cannot be used: it evaluates the loss by itself several times a step; there is FosiLBFGS"
+            f"base={name} cannot be used: it evaluates the loss by itself several times a step; take "
+            "fosi.torch.FosiLBFGS(params, curvature_loss=...) as the optimizer"
         )
     if isinstance(base, optim.SparseAdam):
         raise TypeError(f"base={name} cannot be used: it takes sparse gradients only, and FOSI's are dense")

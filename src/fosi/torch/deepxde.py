@@ -33,7 +33,7 @@ def curvature_loss(model: Any) -> Closure:
       model: the ``deepxde.Model``, compiled or not, on DeepXDE's backend "pytorch".
 
     Returns:
-      What ``FOSI(base, curvature_loss=...)`` and ``FOSI.refresh`` take.
+      What ``FOSI(base, curvature_loss=...)`` and ``FOSI.refresh`` take, and those of ``FosiLBFGS``.
 
     Example:
       With ``data`` and ``net`` of DeepXDE's::
@@ -79,14 +79,16 @@ def _warn_of_what_compile_leaves_out(model: Any) -> None:
     if missing:
         _log.warning(
             "FOSI: external_trainable_variables %s of the deepxde.Model are not among the optimizer's parameters and "
-            "stay as they are: torch.optim.Adam([*net.parameters(), *variables])",
+            "stay as they are: give it [*net.parameters(), *variables]",
             missing,
         )
     regularizer = getattr(model.net, "regularizer", None)
     if regularizer and regularizer[0] == "l2" and not any(group.get("weight_decay") for group in groups):
+        remedy = (
+            "add it to the loss" if isinstance(model.opt, FosiLBFGS) else f"give the base weight_decay={regularizer[1]}"
+        )
         _log.warning(
-            "FOSI: the net's regularizer %r is not applied, since DeepXDE leaves it to optimizers it makes itself: "
-            "give the base weight_decay=%s",
+            "FOSI: the net's regularizer %r is not applied, since DeepXDE leaves it to optimizers it makes itself: %s",
             regularizer,
-            regularizer[1],
+            remedy,
         )

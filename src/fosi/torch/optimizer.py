@@ -19,7 +19,8 @@ from fosi.torch import bases, checkpoint, steps
 from fosi.torch import space as sp
 from fosi.torch.curvature import Closure, Closures
 from fosi.torch.distributed import replicas
-from fosi.torch.spectrum import Estimate, Spectrum, estimate
+from fosi.torch.lbfgs import FosiLBFGS
+from fosi.torch.spectrum import Estimate, Spectrum, estimate, warn_of_hooks
 from fosi.torch.wrapper import Around, on_itself
 
 _log = logging.getLogger("fosi")
@@ -75,6 +76,8 @@ class FOSI(Around):
         """See the class."""
         if isinstance(base, FOSI):
             raise TypeError("base is a FOSI already: put it around the bare optimizer, once")
+        if isinstance(base, FosiLBFGS):
+            raise TypeError("base is a FosiLBFGS, which has FOSI inside: take it as the optimizer")
         bases.check(base)
         if model is not None and not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module or None, got {model!r}")
@@ -150,8 +153,8 @@ class FOSI(Around):
           The new estimate, in use or not; ``spectrum`` is the one in use.
         """
         self._lay_out()  # the model may have been moved or cast since
-        if not self._refreshes and any(p._backward_hooks for p in self._space.params):
-            _log.warning("FOSI: hooks on parameters are called on Hessian products too; those not linear spoil them")
+        if not self._refreshes:
+            warn_of_hooks(self._space.params)
         found = estimate(
             closure,
             self._space,
@@ -301,7 +304,7 @@ class FOSI(Around):
             state_dict = pre(self, state_dict) or state_dict
         theirs, pieces, small = checkpoint.split(state_dict)
         self._lay_out()  # the model may have been moved or cast since
-        found = checkpoint.restore(self._space, self.options.rank, pieces, small) if small else None
+        found = checkpoint.restore(self._space, self.options.rank, pieces["basis"], small) if small else None
         self.base.load_state_dict(theirs)
         self._forget()
         if not small:

@@ -7,12 +7,14 @@ is read on the host, where the line search is as well.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fosi.quasi_newton import LEAST_SCALE, LEAST_SHARE, RESOLVED, Scaling
+from fosi.torch import checkpoint
 from fosi.torch import space as sp
 
 
@@ -62,25 +64,32 @@ class Pairs:
         self.used = self.next = 0
         self.scale = 1.0
 
-    def packed(self) -> dict[str, Any]:
-        """All of it by name: tensors of floats, and numbers."""
-        return dict(vars(self))
+    def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """For a checkpoint: what is a vector a row, and what is small."""
+        scale = torch.tensor(self.scale, dtype=torch.float64)
+        small = {"inverse": self.inverse, "used": self.used, "next": self.next, "scale": scale}
+        return {"steps": self.steps, "changes": self.changes}, small
 
-    def unpack(self, packed: dict[str, Any]) -> None:
-        """Takes over what ``packed`` gave, of as many rows; tensors are copied."""
-        for name, mine in vars(self).items():
-            setattr(self, name, mine.copy_(packed[name]) if isinstance(mine, Tensor) else packed[name])
+    @classmethod
+    def loaded(cls, space: sp.Space, pieces: checkpoint.Pieces, small: Mapping[str, Tensor]) -> Pairs:
+        """Of such a checkpoint."""
+        pairs = cls(space, len(small["inverse"]))
+        for name in ("steps", "changes"):
+            setattr(pairs, name, checkpoint.matrix(space, name, pieces[name], len(pairs.inverse)))
+        pairs.inverse.copy_(small["inverse"])
+        pairs.used, pairs.next, pairs.scale = int(small["used"]), int(small["next"]), float(small["scale"])
+        return pairs
 
     def forget(self) -> None:
         """Leaves no pair; γ stays."""
         self.used = self.next = 0
 
-    def add(self, step: Tensor, change: Tensor, metric: Metric | None, scaling: Scaling) -> bool:
-        """Takes a pair, and γ off it, if the curvature along it is positive; returns whether it is."""
+    def add(self, step: Tensor, change: Tensor, metric: Metric | None, scaling: Scaling) -> None:
+        """Takes a pair, and γ off it, if the curvature along it is positive."""
         products = torch.stack([torch.dot(step, change), torch.dot(step, step), torch.dot(change, change)])
         curvature, of_step, of_change = products.tolist()
         if not curvature > torch.finfo(step.dtype).eps * math.sqrt(of_step * of_change):
-            return False
+            return
         to_one = curvature**-0.5
         step, change = step * to_one, change * to_one
         at, self.used = self.next, max(self.used, self.next + 1)
@@ -94,7 +103,6 @@ class Pairs:
         inverse[:, at] = column
         self.next = (at + 1) % len(self.steps)
         self.scale = self._scale(step, change, metric, scaling)
-        return True
 
     def _scale(self, step: Tensor, change: Tensor, metric: Metric | None, scaling: Scaling) -> float:
         """γ, of a pair with s · y = 1."""

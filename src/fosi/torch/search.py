@@ -46,14 +46,14 @@ def search(at: Callable[[float], Trial], start: Trial, begin: float) -> Trial | 
       begin: the first size to try.
 
     Returns:
-      The place; where none is flat enough the last that is lower by enough; None where none is lower, of 20.
+      The place; where none is flat enough the lowest that is lower by enough; None where none is lower, of 20.
     """
     low, high, safe = start, None, None
     size, cuts = begin, 0
     for _ in range(MAX_TRIALS):
         trial = at(size)
         lower = _lower(trial, start)
-        if lower:
+        if lower and (safe is None or trial.value <= safe.value):
             safe = trial
         if lower and abs(trial.slope) <= -_CURVATURE * start.slope:
             return trial

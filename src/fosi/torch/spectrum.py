@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from fosi.torch import space as sp
 from fosi.torch.curvature import Closures, Operator, operator
 from fosi.torch.distributed import mean, replicas, reshard
 from fosi.torch.isolation import Isolation
+
+_log = logging.getLogger("fosi")
 
 # A pair is used if its residual is at most this fraction of |λ|: its 1/|λ| is then good to about as much.
 _RESIDUAL = 0.1
@@ -108,6 +111,12 @@ def estimate(
             )
             del matvec  # and with it the graph, before the eigenvectors need memory
             return _extract(krylov, options, space, eps)
+
+
+def warn_of_hooks(params: Iterable[Tensor]) -> None:
+    """One line in the log where a product is not what autograd alone would make it."""
+    if any(p._backward_hooks for p in params):
+        _log.warning("FOSI: hooks on parameters are called on Hessian products too; those not linear spoil them")
 
 
 def _start(space: sp.Space, seed: int, refreshes: int) -> Tensor:

@@ -123,9 +123,9 @@ class JaxEngine(OnDevice):
 
     def estimate(self, run: JaxRun) -> Estimate:
         """What FOSI works with."""
-        ours = [s for s in jax.tree.leaves(run.opt_state, is_leaf=_is_fosi) if _is_fosi(s)]
         if self.built.legs[self._leg(run.step)].fosi is None:
             return Estimate()
+        ours = [s for s in jax.tree.leaves(run.opt_state, is_leaf=_is_fosi) if _is_fosi(s)]
         used = np.asarray(ours[0].accepted)
         return Estimate(float(ours[0].lr_scale), tuple(float(x) for x in np.asarray(ours[0].eigenvalues)[used]))
 
@@ -133,8 +133,8 @@ class JaxEngine(OnDevice):
         return self.built.legs[0].transform.init(params)
 
     def _at(self, step: int) -> JaxRun:
-        run = super()._at(step)
-        return run._replace(opt_state=_begun(self.built.legs[self._leg(step)], run.params))
+        run, index = super()._at(step), self._leg(step)
+        return run if index == 0 else run._replace(opt_state=_begun(self.built.legs[index], run.params))
 
     def _operator(self, operator: str, name: str, l2: float) -> Any:
         """The loss in the form that FOSI takes the operator of."""

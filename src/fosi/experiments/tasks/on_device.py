@@ -25,7 +25,7 @@ class JaxRun(NamedTuple):
 
 
 class OnDevice(ABC):
-    """A problem on the device: what engines in JAX share, whatever makes their steps."""
+    """Trains one problem; see ``Engine``. What makes its steps is the subclass's."""
 
     backend = "jax"
     looks = 1
@@ -129,8 +129,8 @@ class OnDevice(ABC):
     def load(self, raw: bytes) -> JaxRun:
         """The run of such bytes."""
         with np.load(io.BytesIO(raw)) as found:
-            step = int(found["step"])
-            arrays = [found[f"arr_{index}"] for index in range(len(found.files) - 1)]
+            step = int(found["step"]) if "step" in found.files else 0  # there was none in those of before
+            arrays = [found[name] for name in found.files if name != "step"]
         like, tree = jax.tree.flatten(self._at(step)[:-1])
         shapes = [(array.shape, array.dtype) for array in arrays]
         if shapes != [(_plain(leaf).shape, _plain(leaf).dtype) for leaf in like]:
