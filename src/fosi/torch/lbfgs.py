@@ -78,6 +78,8 @@ class FosiLBFGS(optim.Optimizer):
       10101 0.0000
     """
 
+    _last: tuple[Tensor, Tensor] | None  # the place and the gradient before the last step
+
     @takes(Options)
     def __init__(
         self,
@@ -142,7 +144,7 @@ class FosiLBFGS(optim.Optimizer):
         self._estimate: Estimate | None = None
         self._pairs = Pairs(self._space, self.param_groups[0]["history_size"])
         self._size = 1.0
-        self._last: tuple[Tensor, Tensor] | None = None
+        self._last = None
 
     # The curvature.
 
