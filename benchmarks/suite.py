@@ -111,8 +111,17 @@ ABLATIONS = {
         Entry("fosi-adam", TWENTY),
         Entry("adam"),
     ),
+    "switch": tuple(
+        entry
+        for at in (100, 300, 500, 1000, 2000)
+        for entry in (
+            Entry("adam-fosi-lbfgs", {**AROUND_LBFGS, "switch_at": at}, curvature="part"),
+            Entry("adam-lbfgs", {**PAIRS, "switch_at": at}),
+            Entry("adam-lbfgs", {**PAIRS, "switch_at": at, "scaling": "geometric"}),
+        )
+    ),
 }
-"""By what FOSI is around."""
+"""By what FOSI is around, and by how long Adam goes before: L-BFGS has the same choice."""
 
 
 def plans(
@@ -170,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     known = ",".join(name for name, task in TASKS.items() if task.fosi is not None)
     parser.add_argument("--tasks", default=known, help="with commas between; all where not given")
     parser.add_argument("--only", default="", help="optimizers, with commas between; all where not given")
-    parser.add_argument("--ablation", choices=tuple(ABLATIONS), help="FOSI around that, with one thing otherwise")
+    parser.add_argument("--ablation", choices=tuple(ABLATIONS), help="FOSI around that, or after so much Adam")
     parser.add_argument("--seeds", default="0", help="with commas between")
     parser.add_argument("--seconds", type=float, default=15.0, help="that each run is given")
     parser.add_argument("--mode", default=None, help="of the tasks, such as quick")
