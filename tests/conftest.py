@@ -25,10 +25,10 @@ def x64_stays_off():
     assert not jax.config.jax_enable_x64
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def room_for_programs():
     """Linux lets a process map memory 65,530 times, and each compiled program takes some: past that XLA crashes."""
-    yield
+    yield  # after every test, not every module: tests of one come in any order, and some modules compile hundreds
     if MAPS.exists() and MAPS.read_bytes().count(b"\n") > 20_000:
         jax.clear_caches()
         gc.collect()
