@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,17 @@ Curvature = Callable[[Any, Any, int], list[Any]]
 def quarter(count: int) -> int:
     """A quarter of so many, one at least."""
     return -(-count // 4)
+
+
+def least_seconds(work: Callable[[], None]) -> float:
+    """The least of three times that the work takes, after one that compiles it, or in which libraries load."""
+    work()
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin)
+    return min(times)
 
 
 CURVATURES: dict[str, Curvature] = {

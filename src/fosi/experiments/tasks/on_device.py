@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fosi.experiments.tasks.engine import least_seconds
 from fosi.experiments.tasks.task import Problem, whole
 
 
@@ -107,13 +107,7 @@ class OnDevice(ABC):
                 total = single(index, total, *arrays)
             jax.block_until_ready(total)
 
-        all_of_them()  # compiles
-        times = []
-        for _ in range(3):
-            begin = time.perf_counter()
-            all_of_them()
-            times.append(time.perf_counter() - begin)
-        return min(times) / count
+        return least_seconds(all_of_them) / count
 
     def peak_memory(self) -> int | None:
         """The most bytes that the process has held on the device, as its allocator counts; None on a CPU."""

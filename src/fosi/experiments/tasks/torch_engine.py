@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import io
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -146,13 +145,7 @@ class TorchEngine:
                 torch.autograd.grad(loss, params)
             self._wait()
 
-        all_of_them()  # warms up
-        times = []
-        for _ in range(3):
-            begin = time.perf_counter()
-            all_of_them()
-            times.append(time.perf_counter() - begin)
-        return min(times) / count
+        return engine.least_seconds(all_of_them) / count
 
     @property
     def device_name(self) -> str:
