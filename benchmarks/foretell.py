@@ -19,17 +19,17 @@ import jax
 from fosi.experiments.tasks import TASKS, diagnosing, probing, settings
 from fosi.experiments.tasks.jax_engine import JaxEngine
 from fosi.experiments.tasks.plan import Plan
+from fosi.experiments.tasks.task import Problem
 
 BATCHES = 4
 """Enough to tell noise from signal; the curvature is of one, as FOSI's estimates are."""
 
 
-def foretell(plan: Plan, data_dir: Path | None, out: Path, steps: int | None) -> str:
+def foretell(plan: Plan, problem: Problem, out: Path, steps: int | None) -> str:
     """Diagnoses one base on one task, writes it beside the task's runs, and returns it in a line.
 
     With the pairs, the products and the T that FOSI has on the task, where it would make its first estimate.
     """
-    problem = plan.build(data_dir, False)
     ours = replace(plan, optimizer=f"fosi-{plan.optimizer}").engine(problem)
     assert isinstance(ours, JaxEngine) and ours.schedule is not None
     probe = probing.train(plan, problem, steps=ours.schedule.warmup if steps is None else steps)
@@ -54,11 +54,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     begin = time.monotonic()
     for name in args.tasks.split(","):
         task, _, mode = name.partition(":")
+        problem: Problem | None = None  # the same for every base: images take longer to read than to diagnose
         for base in args.bases.split(","):
             jax.clear_caches()  # else a CPU's process runs out of memory maps after some dozen programs
             plan = Plan(task, base, mode=mode or None, tiny=args.tiny)
             try:
-                said = foretell(plan, args.data_dir, args.out, args.steps)
+                problem = problem or plan.build(args.data_dir, False)
+                said = foretell(plan, problem, args.out, args.steps)
             except (ValueError, ImportError) as error:  # it diverged, or something is missing: the others are not lost
                 said = f"nothing: {error}"
             print(f"{time.monotonic() - begin:5.0f} s  {name} {base}: {said}", flush=True)
