@@ -89,9 +89,12 @@ def assert_same_path(path, expected, rtol):
     assert error.max() <= rtol, f"off by {error.max():.1e} at step {int(error.argmax())}; allowed {rtol:.0e}"
 
 
-def expected_lbfgs_path(problem, steps, memory, rate, warmup, every, scaling):
-    """BFGS of the last pairs, from FOSI's metric with k = 2, ℓ = 1 and α = 1; and how many pairs it ends with."""
-    theta, n = np.array(problem.start), len(problem.start)
+def expected_lbfgs_path(problem, steps, memory, rate, warmup, every, scaling, sizes=None):
+    """BFGS of the last pairs, from FOSI's metric with k = 2, ℓ = 1 and α = 1; and how many pairs it ends with.
+
+    Every step is so long, or as long as a search found it: γ then is cut after one that ended below 0.01.
+    """
+    theta, n, trust = np.array(problem.start), len(problem.start), 1.0
     path, pairs, lam, V, last = [theta], [], np.zeros(0), np.zeros((n, 0)), None
     for step in range(steps):
         g = problem.gradient(theta, problem.batch)
@@ -112,7 +115,10 @@ def expected_lbfgs_path(problem, steps, memory, rate, warmup, every, scaling):
                     measured = max(np.linalg.norm(outside @ s) / np.linalg.norm(outside @ y), 0.1 * flattest)
                 gamma = measured if known else max(gamma, flattest)
         last = theta, g
-        H = oracle.bfgs(V @ np.diag(1 / np.abs(lam)) @ V.T + gamma * outside, pairs)
-        theta = theta - rate * H @ g
+        H = oracle.bfgs(V @ np.diag(1 / np.abs(lam)) @ V.T + trust * gamma * outside, pairs)
+        size = rate if sizes is None else sizes[step]
+        theta = theta - size * H @ g
+        if sizes is not None and scaling == "geometric":
+            trust = 0.1 * trust if size < 0.01 else min(1, 1.1 * trust) if size > 0.02 else trust
         path.append(theta)
     return np.stack(path), len(pairs)

@@ -119,7 +119,7 @@ BREAKS = (
     Break(
         "L-BFGS: its first guess does not know the subspace",
         "jax/quasi_newton.py",
-        "inside = (subspace.newton - self.scale) * sp.products(subspace.basis, rest)",
+        "inside = (subspace.newton - scale) * sp.products(subspace.basis, rest)",
         "inside = 0 * sp.products(subspace.basis, rest)",
         LBFGS,
     ),
@@ -159,6 +159,20 @@ BREAKS = (
         (*LBFGS, *TORCH_LBFGS),
     ),
     Break(
+        "L-BFGS: γ is never cut",
+        "quasi_newton.py",
+        "SHORT, CUT = 0.01, 0.1",
+        "SHORT, CUT = 0.01, 1.0",
+        (*LBFGS, *TORCH_LBFGS),
+    ),
+    Break(
+        "L-BFGS: a γ that was cut stays so",
+        "quasi_newton.py",
+        "LONG, REGROWTH = 0.02, 1.1",
+        "LONG, REGROWTH = 0.02, 1.0",
+        (*LBFGS, *TORCH_LBFGS),
+    ),
+    Break(
         "L-BFGS: the pair that another has taken the place of still counts",
         "torch/pairs.py",
         "inverse[at], inverse[:, at] = 0, 0",
@@ -175,7 +189,7 @@ BREAKS = (
     Break(
         "L-BFGS: its first guess does not know the subspace",
         "torch/pairs.py",
-        "inside = (metric.newton - self.scale) * sp.products(metric.basis, rest)",
+        "inside = (metric.newton - scale) * sp.products(metric.basis, rest)",
         "inside = 0 * sp.products(metric.basis, rest)",
         TORCH_LBFGS,
     ),

@@ -52,6 +52,40 @@ def test_steps_are_bfgs_from_fosis_metric(name, layout, scaling):
     assert_same_path(found, expected, 1e-8)
 
 
+class Ended(NamedTuple):
+    """What a search says of itself."""
+
+    learning_rate: jax.Array
+    count: jax.Array
+
+
+def ends_at(sizes):
+    """A search that ends where it is told."""
+
+    def update(updates, state, params=None, **_):
+        size = jnp.asarray(sizes)[state.count]
+        return jax.tree.map(lambda u: size * u, updates), Ended(size, state.count + 1)
+
+    return optax.GradientTransformationExtraArgs(lambda _: Ended(jnp.asarray(1.0), jnp.zeros((), jnp.int32)), update)
+
+
+SIZES = np.array([0.3, 0.1, 0.009, 0.05, 0.1, 0.0, 0.015, 0.02, 0.005, 0.2, 0.3, 0.021, 0.019, 0.1])
+
+
+@pytest.mark.parametrize("scaling", ["geometric", "usual"])
+@pytest.mark.parametrize("name", ["quadratic", "network"])
+def test_scale_is_cut_after_a_search_that_ended_far_below_1_and_grows_back(name, scaling):
+    problem = problem_named(name)
+    sizes = np.where(SIZES > 0, SIZES, 1e-6)  # no step at all would let all pairs be forgotten
+    schedule = {"warmup": 3, "refresh_every": 5, "num_matvecs": len(problem.start), "scaling": scaling}
+    with x64(np.float64):
+        opt = fosi_lbfgs(memory_size=20, linesearch=ends_at(sizes), **schedule, **EXACT)
+        found, state = path(opt, problem, len(sizes))
+    expected, _ = expected_lbfgs_path(problem, len(sizes), 20, None, 3, 5, scaling, sizes)
+    assert_same_path(found, expected, 1e-8)
+    assert state.base.pairs.trust == pytest.approx(1 if scaling == "usual" else 1e-3 * 1.1**6)
+
+
 def test_before_the_first_estimate_it_is_optaxs_lbfgs():
     problem = problem_named("network")
     ours, _ = path(fosi_lbfgs(memory_size=4, warmup=100, scaling="usual", **EXACT), problem, 12)
@@ -228,7 +262,7 @@ def test_a_search_that_finds_no_lower_loss_takes_no_step():
     backtracking = fosi_lbfgs(k=1, linesearch=optax.scale_by_backtracking_linesearch(20), warmup=100, num_matvecs=3)
     given = {"value": jnp.sum(w**2), "grad": 2 * w, "value_fn": lambda w: jnp.sum(w**2)}
     assert backtracking.update(2 * w, backtracking.init(w), w, **given)[0].any()
-    for end, taken in ((1.0, True), (1.00005, True), (1.001, False), (jnp.nan, False)):
+    for end, taken in ((1.0, True), (1.0005, True), (1.01, False), (jnp.nan, False)):
         given = {"value": jnp.ones(()), "value_fn": lambda w, end=end: jnp.asarray(end)}
         updates, state = opt.update(g, opt.init(w), w, **given)  # without grad, which is then the updates
         np.testing.assert_allclose(updates, -g if taken else 0 * g)

@@ -221,8 +221,30 @@ def test_noise_of_the_loss_is_borne_and_more_is_not():
     """A quadratic, whose value at the start came out too low: by the slopes it has fallen."""
     at, _ = along(lambda x: 1 + 1e-6 * (x - 1) ** 2)
     start = at(0.0)
-    assert search(at, start._replace(value=start.value - 5e-5), 1.0).size == 1
-    assert search(at, start._replace(value=start.value - 2e-4), 1.0) is None
+    assert search(at, start._replace(value=start.value - 5e-4), 1.0).size == 1
+    assert search(at, start._replace(value=start.value - 2e-3), 1.0) is None
+
+
+@pytest.mark.parametrize("scaling", ["geometric", "usual"])
+@pytest.mark.parametrize("name", ["quadratic", "network"])
+def test_scale_is_cut_after_a_search_that_ended_far_below_1_and_grows_back(name, scaling, monkeypatch):
+    problem = problem_named(name)
+    sizes = [0.3, 0.1, 0.009, 0.05, 0.1, 1e-6, 0.015, 0.02, 0.005, 0.2, 0.3, 0.021, 0.019, 0.1]
+    left = iter(sizes)
+    monkeypatch.setattr(fosi.torch.lbfgs, "search", lambda at, start, begin: at(next(left)))
+    params = as_params(problem, problem.start, torch.float64)
+    loss, found = loss_of(problem, params), [problem.start]
+    schedule = {"warmup": 3, "refresh_every": 5, "num_matvecs": len(problem.start), "scaling": scaling}
+    opt = FosiLBFGS(params, max_iter=1, history_size=20, curvature_loss=loss, **schedule, **EXACT)
+    for _ in sizes:
+        opt.step(closure_of(opt, loss))
+        found.append(flat(params).detach().numpy())
+    expected, _ = expected_lbfgs_path(problem, len(sizes), 20, None, 3, 5, scaling, sizes)
+    assert_same_path(np.stack(found), expected, 1e-8)
+    assert opt._pairs.trust == pytest.approx(1 if scaling == "usual" else 1e-3 * 1.1**6)
+    again = FosiLBFGS(params, history_size=20, scaling=scaling, **EXACT)
+    again.load_state_dict(opt.state_dict())
+    assert again._pairs.trust == opt._pairs.trust
 
 
 def test_a_search_begins_near_where_the_last_one_ended():

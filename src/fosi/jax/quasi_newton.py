@@ -18,7 +18,19 @@ import optax
 
 from fosi.jax import space as sp
 from fosi.jax.steps import Subspace
-from fosi.quasi_newton import GROWTH, LEAST_SCALE, LEAST_SHARE, LOSS_NOISE, MAX_TRIALS, RESOLVED, Scaling
+from fosi.quasi_newton import (
+    CUT,
+    GROWTH,
+    LEAST_SCALE,
+    LEAST_SHARE,
+    LONG,
+    LOSS_NOISE,
+    MAX_TRIALS,
+    REGROWTH,
+    RESOLVED,
+    SHORT,
+    Scaling,
+)
 
 
 class Pairs(NamedTuple):
@@ -30,7 +42,8 @@ class Pairs(NamedTuple):
       inverse: of R, the matrix of all s_i · y_j where j is not older than i, and of 0 where it is; 0 too in rows and
         columns that hold no pair.
       next: the row that is written next.
-      scale: γ, by which what lies outside the subspace is multiplied.
+      scale: γ, as measured: by which what lies outside the subspace is multiplied.
+      trust: what γ is multiplied by before.
       place: the parameters at the last step.
       gradient: the gradient there.
     """
@@ -40,6 +53,7 @@ class Pairs(NamedTuple):
     inverse: jax.Array
     next: jax.Array
     scale: jax.Array
+    trust: jax.Array
     place: sp.Vector
     gradient: sp.Vector
 
@@ -53,6 +67,7 @@ class Pairs(NamedTuple):
             inverse=jnp.zeros((memory_size, memory_size), dtype),
             next=jnp.zeros((), jnp.int32),
             scale=jnp.ones((), dtype),
+            trust=jnp.ones((), dtype),
             place=space.zeros(dtype),
             gradient=space.zeros(dtype),
         )
@@ -106,6 +121,7 @@ class Pairs(NamedTuple):
             jnp.where(forgotten, 0, inverse),
             jnp.where(accepted, (self.next + 1) % len(inverse), self.next),
             jnp.where(accepted, scale, otherwise).astype(self.scale.dtype),
+            self.trust,
             place,
             gradient,
         )
@@ -147,6 +163,14 @@ class Pairs(NamedTuple):
             measured = jnp.maximum(sp.norm(outside(step)) / jnp.sqrt(size), LEAST_SCALE * flattest)
         return jnp.where(known, measured, jnp.maximum(self.scale, flattest))
 
+    def after(self, search: Any, scaling: Scaling) -> Pairs:
+        """With γ cut where the search ended far below 1, and trusted more where it did not."""
+        if scaling == "usual" or not hasattr(search, "learning_rate"):
+            return self
+        size = jnp.asarray(search.learning_rate)
+        change = jnp.where(size < SHORT, CUT, jnp.where(size > LONG, REGROWTH, 1))
+        return self._replace(trust=jnp.minimum(1, change * self.trust).astype(self.trust.dtype))
+
     def times(self, subspace: Subspace, vector: sp.Vector) -> sp.Vector:
         """H times a vector.
 
@@ -156,8 +180,9 @@ class Pairs(NamedTuple):
         """
         first = _times(self.inverse, self._of_pairs(sp.products(self.steps, vector)))
         rest = _minus(vector, sp.combine(self.changes, first))
-        inside = (subspace.newton - self.scale) * sp.products(subspace.basis, rest)
-        start = jax.tree.map(lambda x, v: self.scale * x + v, rest, sp.combine(subspace.basis, inside))
+        scale = self.trust * self.scale
+        inside = (subspace.newton - scale) * sp.products(subspace.basis, rest)
+        start = jax.tree.map(lambda x, v: scale * x + v, rest, sp.combine(subspace.basis, inside))
         second = _times(self.inverse.T, first - self._of_pairs(sp.products(self.changes, start)))
         return jax.tree.map(jnp.add, start, sp.combine(self.steps, second))
 
@@ -218,11 +243,11 @@ class LbfgsStep:
         extra_args = {"grad": grads, **extra_args}
         updates, search = self.search.update(direction, base_state.search, params, **extra_args)
         updates, search = _no_worse(updates, search, extra_args["value"], extra_args["grad"])
-        return updates, LbfgsState(pairs, search), None
+        return updates, LbfgsState(pairs.after(search, self.scaling), search), None
 
 
 def line_search(scaling: Scaling) -> optax.GradientTransformationExtraArgs:
-    """The line search of ``optax.lbfgs``, but that a loss 1e-4 higher will do where the slopes say that it is lower.
+    """The line search of ``optax.lbfgs``, but that a loss 1e-3 higher will do where the slopes say that it is lower.
 
     It begins at 1 where the scaling is the usual one, else a tenth above where the last one ended.
     """

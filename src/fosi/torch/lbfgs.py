@@ -267,6 +267,8 @@ class FosiLBFGS(optim.Optimizer):
         begin = 1.0 if self.scaling == "usual" else min(1.0, GROWTH * self._size)
         found = search(at, start, begin) if start.slope < 0 else None
         self._size = 1.0 if found is None else found.size
+        if self.scaling == "geometric":
+            self._pairs.after(self._size)
         if found is None:
             walk.go(place, now.gradient)
         else:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fosi.quasi_newton import LEAST_SCALE, LEAST_SHARE, RESOLVED, Scaling
+from fosi.quasi_newton import CUT, LEAST_SCALE, LEAST_SHARE, LONG, REGROWTH, RESOLVED, SHORT, Scaling
 from fosi.torch import checkpoint
 from fosi.torch import space as sp
 
@@ -53,7 +53,8 @@ class Pairs:
       inverse: of R, the matrix of all s_i · y_j where j is not older than i, and of 0 where it is.
       used: how many rows hold a pair.
       next: the row that is written next.
-      scale: γ, by which what lies outside the subspace is multiplied.
+      scale: γ, as measured: by which what lies outside the subspace is multiplied.
+      trust: what γ is multiplied by before.
     """
 
     def __init__(self, space: sp.Space, memory_size: int) -> None:
@@ -62,12 +63,12 @@ class Pairs:
         self.changes = torch.zeros_like(self.steps)
         self.inverse = torch.zeros(memory_size, memory_size, dtype=space.dtype, device=space.device)
         self.used = self.next = 0
-        self.scale = 1.0
+        self.scale = self.trust = 1.0
 
     def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """For a checkpoint: what is a vector a row, and what is small."""
-        scale = torch.tensor(self.scale, dtype=torch.float64)
-        small = {"inverse": self.inverse, "used": self.used, "next": self.next, "scale": scale}
+        scales = {name: torch.tensor(getattr(self, name), dtype=torch.float64) for name in ("scale", "trust")}
+        small = {"inverse": self.inverse, "used": self.used, "next": self.next, **scales}
         return {"steps": self.steps, "changes": self.changes}, small
 
     @classmethod
@@ -77,7 +78,8 @@ class Pairs:
         for name in ("steps", "changes"):
             setattr(pairs, name, checkpoint.matrix(space, name, pieces[name], len(pairs.inverse)))
         pairs.inverse.copy_(small["inverse"])
-        pairs.used, pairs.next, pairs.scale = int(small["used"]), int(small["next"]), float(small["scale"])
+        pairs.used, pairs.next = int(small["used"]), int(small["next"])
+        pairs.scale, pairs.trust = float(small["scale"]), float(small["trust"])
         return pairs
 
     def forget(self) -> None:
@@ -118,6 +120,11 @@ class Pairs:
             return share / of_change
         return max(math.sqrt(of_step / of_change), LEAST_SCALE * floor)
 
+    def after(self, size: float) -> None:
+        """Cuts γ where a search ended far below 1, and trusts it more where it did not."""
+        change = CUT if size < SHORT else REGROWTH if size > LONG else 1.0
+        self.trust = min(1.0, change * self.trust)
+
     def times(self, metric: Metric | None, vector: Tensor) -> Tensor:
         """H times a vector: the two loops of L-BFGS as two products, a = R⁻¹Sᵀg and b = R⁻ᵀ(a − YᵀH₀(g − Y a)).
 
@@ -127,10 +134,11 @@ class Pairs:
         inverse = self.inverse[: self.used, : self.used]
         first = sp.products(inverse, sp.products(steps, vector))
         rest = sp.subtract(vector.clone(), changes.t(), first)
+        scale = self.trust * self.scale
         if metric is None:
-            start = self.scale * rest
+            start = scale * rest
         else:
-            inside = (metric.newton - self.scale) * sp.products(metric.basis, rest)
-            start = sp.add_to_multiple(self.scale, rest, metric.columns, inside)
+            inside = (metric.newton - scale) * sp.products(metric.basis, rest)
+            start = sp.add_to_multiple(scale, rest, metric.columns, inside)
         second = sp.products(inverse.t(), first - sp.products(changes, start))
         return sp.add_to_multiple(1.0, start, steps.t(), second)
