@@ -28,8 +28,11 @@ BATCHES = 4
 def foretell(plan: Plan, problem: Problem, out: Path, steps: int | None) -> str:
     """Diagnoses one base on one task, writes it beside the task's runs, and returns it in a line.
 
-    With the pairs, the products and the T that FOSI has on the task, where it would make its first estimate.
+    With the pairs, the products and the T that FOSI has on the task, where it would make its first estimate, and on a
+    part of the data where every step sees all of it.
     """
+    if problem.part is not None:
+        plan = replace(plan, curvature="part")
     ours = replace(plan, optimizer=f"fosi-{plan.optimizer}").engine(problem)
     assert isinstance(ours, JaxEngine) and ours.schedule is not None
     probe = probing.train(plan, problem, steps=ours.schedule.warmup if steps is None else steps)

@@ -22,7 +22,7 @@ from fosi.experiments.tasks import TASKS, runs, standings
 from fosi.experiments.tasks.jax_engine import JaxEngine
 from fosi.experiments.tasks.plan import Plan
 
-AFTER = {"switch_at": 1000}
+AFTER, LATER = {"switch_at": 1000}, {"switch_at": 2000}
 PAIRS = {"memory_size": 300}
 GAUSS_NEWTON = {"operator": "gauss_newton"}
 AROUND_LBFGS = {**AFTER, **PAIRS, **GAUSS_NEWTON}
@@ -53,16 +53,19 @@ ENTRIES = (
     Entry("adam-lbfgs", {**AFTER, **PAIRS}),
     Entry("adam-lbfgs", {**AFTER, **PAIRS, "scaling": "geometric"}),
     Entry("soap-lbfgs", {**AFTER, **PAIRS}),
+    Entry("soap-lbfgs", {**LATER, **PAIRS}),
+    Entry("soap-lbfgs", {**AFTER, **PAIRS, "scaling": "geometric"}),
     Entry("adam-newton-cg", AFTER),
     Entry("fosi-adam", curvature="part"),
     Entry("fosi-adam", {"k": 40, "num_matvecs": 60, "refresh_every": 100, "eps": 1.0}),
     Entry("fosi-lbfgs", {**PAIRS, **GAUSS_NEWTON}, curvature="part"),
     Entry("adam-fosi-lbfgs", AROUND_LBFGS, curvature="part"),
     Entry("soap-fosi-lbfgs", AROUND_LBFGS, curvature="part"),
+    Entry("soap-fosi-lbfgs", {**AROUND_LBFGS, **LATER}, curvature="part"),
     Entry("adam-fosi-lbfgs", {**AFTER, **PAIRS}, curvature="part"),
     Entry("adam-fosi-lbfgs", AROUND_LBFGS),
 )
-"""What peers are tuned over, the control, FOSI, and FOSI with one thing otherwise."""
+"""What peers are tuned over, the controls, FOSI, and FOSI with one thing otherwise."""
 
 OTHERWISE: tuple[Mapping[str, Any], ...] = (
     {},
@@ -113,15 +116,16 @@ ABLATIONS = {
     ),
     "switch": tuple(
         entry
+        for first in ("adam", "soap")
         for at in (100, 300, 500, 1000, 2000)
         for entry in (
-            Entry("adam-fosi-lbfgs", {**AROUND_LBFGS, "switch_at": at}, curvature="part"),
-            Entry("adam-lbfgs", {**PAIRS, "switch_at": at}),
-            Entry("adam-lbfgs", {**PAIRS, "switch_at": at, "scaling": "geometric"}),
+            Entry(f"{first}-fosi-lbfgs", {**AROUND_LBFGS, "switch_at": at}, curvature="part"),
+            Entry(f"{first}-lbfgs", {**PAIRS, "switch_at": at}),
+            Entry(f"{first}-lbfgs", {**PAIRS, "switch_at": at, "scaling": "geometric"}),
         )
     ),
 }
-"""By what FOSI is around, and by how long Adam goes before: L-BFGS has the same choice."""
+"""By what FOSI is around, and by how long Adam or SOAP goes before: L-BFGS has the same choice."""
 
 
 def plans(
@@ -179,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     known = ",".join(name for name, task in TASKS.items() if task.fosi is not None)
     parser.add_argument("--tasks", default=known, help="with commas between; all where not given")
     parser.add_argument("--only", default="", help="optimizers, with commas between; all where not given")
-    parser.add_argument("--ablation", choices=tuple(ABLATIONS), help="FOSI around that, or after so much Adam")
+    parser.add_argument("--ablation", choices=tuple(ABLATIONS), help="FOSI around that, or after so much of another")
     parser.add_argument("--seeds", default="0", help="with commas between")
     parser.add_argument("--seconds", type=float, default=15.0, help="that each run is given")
     parser.add_argument("--mode", default=None, help="of the tasks, such as quick")

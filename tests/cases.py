@@ -89,6 +89,10 @@ def assert_same_path(path, expected, rtol):
     assert error.max() <= rtol, f"off by {error.max():.1e} at step {int(error.argmax())}; allowed {rtol:.0e}"
 
 
+SIZES = (0.3, 0.1, 0.009, 0.05, 0.1, 1e-6, 0.015, 0.02, 0.005, 0.2, 0.3, 0.021, 0.019, 0.1)
+"""Where searches end: thrice below 0.01, and six times above 0.02 since the first of these."""
+
+
 def expected_lbfgs_path(problem, steps, memory, rate, warmup, every, scaling, sizes=None):
     """BFGS of the last pairs, from FOSI's metric with k = 2, ℓ = 1 and α = 1; and how many pairs it ends with.
 

@@ -9,6 +9,7 @@ from fosi.jax import Batches, ModelLoss, diagnose, estimate_spectrum
 from tests import measuring
 from tests.jax.running import as_arrays, as_tree, flat, loss_fn, x64
 from tests.measuring import BATCHES, CLOSE, ELL, RATE, K
+from tests.problems import network
 
 
 def found(dtype=np.float64, nu=None, **given):
@@ -61,6 +62,20 @@ def test_float32_is_as_good_as_its_products():
 def test_the_curvature_of_the_first_batches():
     plain, _ = measuring.wanted(taken=BATCHES[:1])
     got = found(base="gd", curvature_batches=1)
+    for name, value in plain.items():
+        assert getattr(got, name) == pytest.approx(value, **CLOSE), name
+
+
+def test_the_curvature_of_batches_of_its_own():
+    """Another one than those of the gradients: as with the curvature of that one, and noise as with all of them."""
+    problem, other = measuring.problem(), network(data_seed=9).batch
+    plain, _ = measuring.wanted(taken=[other])
+    with x64(np.float64):
+        params, few = as_tree(problem, problem.start, np.float64), as_arrays(other, np.float64)
+        batches = [as_arrays(batch, np.float64) for batch in BATCHES]
+        given = {"k": K, "ell": ELL, "num_matvecs": 26, "precision": "float64", "learning_rate": RATE, "base": "gd"}
+        got = diagnose(loss_fn(problem), params, batches, curvature_batches=[few], timed=True, **given)
+    assert got.batches == len(BATCHES) and got.sharpness != pytest.approx(found(base="gd").sharpness, rel=1e-3)
     for name, value in plain.items():
         assert getattr(got, name) == pytest.approx(value, **CLOSE), name
 
@@ -133,6 +148,8 @@ def test_times_are_measured_where_asked_for_and_nothing_of_the_users_is_changed(
         ({"nu": {"w": jnp.ones(4)}}, ValueError, "nu must be a tree of arrays like params"),
         ({"k": 0}, ValueError, "k"),
         ({"curvature_batches": 3}, ValueError, "curvature_batches must be from 1 to the 1 batches"),
+        ({"curvature_batches": []}, TypeError, "curvature_batches must be a list of at least one batch, got list"),
+        ({"curvature_batches": jnp.zeros(4)}, ValueError, "curvature_batches must be .* a list of others or None"),
         ({"loss_fn": None}, ValueError, "loss_fn"),
     ],
 )

@@ -14,7 +14,7 @@ from fosi.jax import Fosi, ModelLoss, fosi_lbfgs, space
 from fosi.jax.quasi_newton import Pairs
 from fosi.jax.steps import Subspace
 from fosi.jax.transform import own_state
-from tests.cases import assert_same_path, expected_lbfgs_path, problem_named
+from tests.cases import SIZES, assert_same_path, expected_lbfgs_path, problem_named
 from tests.jax.running import as_arrays, as_tree, flat, loss_fn, x64
 
 EXACT = {"k": 2, "ell": 1, "accept": "all", "precision": "float64"}
@@ -69,21 +69,34 @@ def ends_at(sizes):
     return optax.GradientTransformationExtraArgs(lambda _: Ended(jnp.asarray(1.0), jnp.zeros((), jnp.int32)), update)
 
 
-SIZES = np.array([0.3, 0.1, 0.009, 0.05, 0.1, 0.0, 0.015, 0.02, 0.005, 0.2, 0.3, 0.021, 0.019, 0.1])
-
-
 @pytest.mark.parametrize("scaling", ["geometric", "usual"])
 @pytest.mark.parametrize("name", ["quadratic", "network"])
 def test_scale_is_cut_after_a_search_that_ended_far_below_1_and_grows_back(name, scaling):
     problem = problem_named(name)
-    sizes = np.where(SIZES > 0, SIZES, 1e-6)  # no step at all would let all pairs be forgotten
     schedule = {"warmup": 3, "refresh_every": 5, "num_matvecs": len(problem.start), "scaling": scaling}
     with x64(np.float64):
-        opt = fosi_lbfgs(memory_size=20, linesearch=ends_at(sizes), **schedule, **EXACT)
-        found, state = path(opt, problem, len(sizes))
-    expected, _ = expected_lbfgs_path(problem, len(sizes), 20, None, 3, 5, scaling, sizes)
+        opt = fosi_lbfgs(memory_size=20, linesearch=ends_at(SIZES), **schedule, **EXACT)
+        found, state = path(opt, problem, len(SIZES))
+    expected, _ = expected_lbfgs_path(problem, len(SIZES), 20, None, 3, 5, scaling, SIZES)
     assert_same_path(found, expected, 1e-8)
     assert state.base.pairs.trust == pytest.approx(1 if scaling == "usual" else 1e-3 * 1.1**6)
+
+
+def test_scale_is_not_lost_where_noise_ends_every_search():
+    _, state = path(fosi_lbfgs(linesearch=ends_at([0.001] * 50), warmup=100, **EXACT), problem_named("quadratic"), 50)
+    assert state.base.pairs.trust == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize(("scaling", "wanted"), [("geometric", 0.1), ("usual", 1)])
+def test_scale_is_cut_after_a_search_that_found_nothing_lower(scaling, wanted):
+    opt, w = fosi_lbfgs(k=1, scaling=scaling, warmup=100, num_matvecs=3), jnp.array([1.0, 2.0, 3.0])
+
+    def uphill(other):
+        return jnp.sum(w**2) + jnp.any(other != w) + jnp.sum(other - jax.lax.stop_gradient(other))
+
+    updates, state = opt.update(2 * w, opt.init(w), w, value=jnp.sum(w**2), grad=2 * w, value_fn=uphill)
+    assert not updates.any() and state.base.search.learning_rate == 1
+    assert state.base.pairs.trust == pytest.approx(wanted)
 
 
 def test_before_the_first_estimate_it_is_optaxs_lbfgs():

@@ -118,6 +118,7 @@ def test_the_same_batch_twice_says_that_there_is_no_noise():
         ({"nu": [torch.ones(2)]}, ValueError, r"nu must hold finite numbers ≥ 0 in the shapes of params, \[\(3,\)\]"),
         ({"nu": {"w": torch.ones(3)}}, ValueError, "nu must have the names of params"),
         ({"curvature_batches": 0}, ValueError, "curvature_batches must be from 1 to the 1 batches"),
+        ({"curvature_batches": []}, TypeError, "curvature_batches must be a list of at least one batch, got list"),
     ],
 )
 def test_bad_input_is_named(given, error, message):
@@ -125,6 +126,28 @@ def test_bad_input_is_named(given, error, message):
     usual = {"closure": lambda s: ((w - s) ** 2).sum(), "params": [w], "batches": [0.0], "learning_rate": 0.1, "k": 1}
     with pytest.raises(error, match=message):
         diagnose(**{**usual, **given})
+
+
+def test_the_curvature_of_batches_of_its_own():
+    w, scales = torch.ones(3, dtype=torch.float64, requires_grad=True), torch.tensor([3.0, 2.0, 1.0])
+    given = {"learning_rate": 0.1, "k": 1, "base": "gd", "timed": True}
+
+    def loss(factor):
+        return factor * (scales * w**2).sum() / 2
+
+    for own in (
+        diagnose(loss, [w], [1.0, 2.0], curvature_batches=[10.0, 30.0], **given),
+        diagnose(
+            [lambda: loss(1.0), lambda: loss(2.0)],
+            [w],
+            curvature_batches=[lambda: loss(10.0), lambda: loss(30.0)],
+            **given,
+        ),
+    ):
+        assert own.sharpness == pytest.approx(60) and own.batches == 2
+    assert diagnose(loss, [w], [1.0, 2.0], **given).sharpness == pytest.approx(4.5)
+    with pytest.raises(TypeError, match="curvature_batches must be a sequence of functions"):
+        diagnose([lambda: loss(1.0)], [w], curvature_batches=[10.0], **given)
 
 
 def test_every_batch_draws_its_own_dropout():

@@ -15,7 +15,7 @@ from fosi.torch import FOSI, FosiLBFGS
 from fosi.torch.pairs import Metric, Pairs
 from fosi.torch.search import Trial, search
 from fosi.torch.space import Space
-from tests.cases import assert_same_path, expected_lbfgs_path, problem_named
+from tests.cases import SIZES, assert_same_path, expected_lbfgs_path, problem_named
 from tests.torch.running import as_params, flat, loss_of
 from tests.torch.test_wrapping import wrapped
 
@@ -229,22 +229,40 @@ def test_noise_of_the_loss_is_borne_and_more_is_not():
 @pytest.mark.parametrize("name", ["quadratic", "network"])
 def test_scale_is_cut_after_a_search_that_ended_far_below_1_and_grows_back(name, scaling, monkeypatch):
     problem = problem_named(name)
-    sizes = [0.3, 0.1, 0.009, 0.05, 0.1, 1e-6, 0.015, 0.02, 0.005, 0.2, 0.3, 0.021, 0.019, 0.1]
-    left = iter(sizes)
+    left = iter(SIZES)
     monkeypatch.setattr(fosi.torch.lbfgs, "search", lambda at, start, begin: at(next(left)))
     params = as_params(problem, problem.start, torch.float64)
     loss, found = loss_of(problem, params), [problem.start]
     schedule = {"warmup": 3, "refresh_every": 5, "num_matvecs": len(problem.start), "scaling": scaling}
     opt = FosiLBFGS(params, max_iter=1, history_size=20, curvature_loss=loss, **schedule, **EXACT)
-    for _ in sizes:
+    for _ in SIZES:
         opt.step(closure_of(opt, loss))
         found.append(flat(params).detach().numpy())
-    expected, _ = expected_lbfgs_path(problem, len(sizes), 20, None, 3, 5, scaling, sizes)
+    expected, _ = expected_lbfgs_path(problem, len(SIZES), 20, None, 3, 5, scaling, SIZES)
     assert_same_path(np.stack(found), expected, 1e-8)
     assert opt._pairs.trust == pytest.approx(1 if scaling == "usual" else 1e-3 * 1.1**6)
     again = FosiLBFGS(params, history_size=20, scaling=scaling, **EXACT)
     again.load_state_dict(opt.state_dict())
     assert again._pairs.trust == opt._pairs.trust
+
+
+def test_scale_is_cut_after_a_search_that_found_nothing_lower_and_not_lost_for_good():
+    pairs = Pairs(Space([torch.zeros(3)]), 2)
+    for wanted in (0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6, 1e-6):
+        pairs.after(0.0)
+        assert pairs.trust == pytest.approx(wanted)
+    for scaling, wanted in (("geometric", 0.1), ("usual", 1)):
+        w = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        opt = FosiLBFGS([w], max_iter=1, k=1, num_matvecs=3, scaling=scaling)
+        start = w.detach().clone()
+
+        def uphill(opt=opt, w=w, start=start):
+            opt.zero_grad()
+            (w**2).sum().backward()
+            return torch.tensor(1.0) if torch.equal(w, start) else torch.tensor(2.0)
+
+        opt.step(uphill)
+        assert torch.equal(w, start) and opt._pairs.trust == pytest.approx(wanted)
 
 
 def test_a_search_begins_near_where_the_last_one_ended():

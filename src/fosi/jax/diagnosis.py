@@ -58,7 +58,7 @@ def diagnose(
     mask: sp.Mask | None = None,
     curvature: Curvature = "hessian",
     micro_batches: int = 1,
-    curvature_batches: int | None = None,
+    curvature_batches: int | Sequence[Any] | None = None,
     timed: bool = False,
 ) -> Diagnosis:
     """Whether FOSI is likely to help at this point of a training, by how much, and with which settings.
@@ -90,7 +90,8 @@ def diagnose(
       mask: True for the leaves that FOSI works on; all float leaves where None.
       curvature: ``"hessian"``, or ``"gauss_newton"`` for a ``ModelLoss``.
       micro_batches: cut each batch into so many pieces for the products, to save memory.
-      curvature_batches: how many of the batches the curvature is taken on, the first ones; None for all.
+      curvature_batches: how many of the batches the curvature is taken on, the first ones; a list of others, such as a
+        part of the data where a batch is all of it; None for all.
       timed: whether to measure what a gradient and an estimate take, here and now, rather than count a product as two
         gradients.
 
@@ -127,7 +128,11 @@ def diagnose(
     m = options.schedule(space.size).num_matvecs
     loss = Loss(loss_fn, has_aux, curvature, micro_batches)
     job = Job.of(loss, space, options)
-    over = _over(drawn, curvature_batches)
+    if isinstance(curvature_batches, Sequence):
+        taken = checked(curvature_batches, "curvature_batches")
+    else:
+        taken = distinct(drawn, curvature_batches)
+    over = taken[0] if len(taken) == 1 else Batches(taken)
     # One pair more than FOSI uses: the largest of what it leaves.
     more = m > k + ell
     found = job._replace(k=k + more, num_matvecs=m).run(params, over, None, start_key(seed, 0))
@@ -163,16 +168,10 @@ def diagnose(
             sharpness_left=sharpness_left,
             inside=inside,
             outside=outside,
-            seconds=_seconds(job, optimizer, params, drawn[0], gradients[0], used) if timed else None,
+            seconds=_seconds(job, optimizer, params, drawn[0], taken[0], gradients[0], used) if timed else None,
         ),
         options,
     )
-
-
-def _over(drawn: list[Any], count: int | None) -> Any:
-    """What the curvature is taken on."""
-    chosen = distinct(drawn, count)
-    return chosen[0] if len(chosen) == 1 else Batches(chosen)
 
 
 def _without(found: Spectrum, index: int | None) -> tuple[Spectrum, float | None]:
@@ -238,12 +237,14 @@ def _between(space: sp.Space, operator: Operator, factors: Leaves, basis: sp.Bas
     return scale(project(operator(project(scale(v)))))
 
 
-def _seconds(job: Job, optimizer: Base, params: sp.Tree, batch: Any, gradient: sp.Vector, used: sp.Basis) -> Seconds:
+def _seconds(
+    job: Job, optimizer: Base, params: sp.Tree, batch: Any, estimated: Any, gradient: sp.Vector, used: sp.Basis
+) -> Seconds:
     """Times of compiled functions, the least of some calls."""
     passes = 2 if optimizer.adaptive else 1  # V is read four times a step, or twice where the base is linear
     return Seconds(
         gradient=_least(lambda: _gradient(job.loss, job.space, params, batch), 5),
-        refresh=_least(lambda: job.run(params, batch, None, start_key(0, 0)), 1),
+        refresh=_least(lambda: job.run(params, estimated, None, start_key(0, 0)), 1),
         projections=passes * _least(lambda: _projected(used, gradient), 5),
     )
 

@@ -221,8 +221,8 @@ def fosi_lbfgs(
       memory_size: how many pairs are kept.
       alpha: α, 1 for Newton's own step inside the subspace.
       scaling: how γ is read off the last pair (s, y), less what lies in the subspace: ``"geometric"``, |s|/|y|, and no
-        less than 0.1 of the longest α/|λ| of the k largest; or ``"usual"``, sᵀy/yᵀy, which without an estimate makes it
-        L-BFGS as everybody knows it.
+        less than 0.1 of the longest α/|λ| of the k largest, but cut where searches end below 0.01; or ``"usual"``,
+        sᵀy/yᵀy, which without an estimate makes it L-BFGS as everybody knows it.
       linesearch: an optax line search; None for that of ``optax.lbfgs``, made to bear the noise of float32, which
         begins a tenth above where the last one ended, or at 1 with the usual scaling.
       **options: FOSI's settings, see ``fosi.jax.JaxOptions``; there is no ``mask``, and no ``lr_rule``.

@@ -23,6 +23,7 @@ from fosi.quasi_newton import (
     GROWTH,
     LEAST_SCALE,
     LEAST_SHARE,
+    LEAST_TRUST,
     LONG,
     LOSS_NOISE,
     MAX_TRIALS,
@@ -42,8 +43,8 @@ class Pairs(NamedTuple):
       inverse: of R, the matrix of all s_i · y_j where j is not older than i, and of 0 where it is; 0 too in rows and
         columns that hold no pair.
       next: the row that is written next.
-      scale: γ, as measured: by which what lies outside the subspace is multiplied.
-      trust: what γ is multiplied by before.
+      scale: γ as measured; trust · scale multiplies what lies outside the subspace.
+      trust: 1, or less after searches that ended far below 1.
       place: the parameters at the last step.
       gradient: the gradient there.
     """
@@ -163,13 +164,17 @@ class Pairs(NamedTuple):
             measured = jnp.maximum(sp.norm(outside(step)) / jnp.sqrt(size), LEAST_SCALE * flattest)
         return jnp.where(known, measured, jnp.maximum(self.scale, flattest))
 
-    def after(self, search: Any, scaling: Scaling) -> Pairs:
-        """With γ cut where the search ended far below 1, and trusted more where it did not."""
-        if scaling == "usual" or not hasattr(search, "learning_rate"):
+    def after(self, size: jax.Array | None, scaling: Scaling) -> Pairs:
+        """Trusts γ less where the search ended far below 1, and more where it did not; as before where it says nothing.
+
+        Args:
+          size: where it ended; 0 where it found no lower loss, None where it does not say.
+          scaling: the usual γ is not cut.
+        """
+        if scaling == "usual" or size is None:
             return self
-        size = jnp.asarray(search.learning_rate)
         change = jnp.where(size < SHORT, CUT, jnp.where(size > LONG, REGROWTH, 1))
-        return self._replace(trust=jnp.minimum(1, change * self.trust).astype(self.trust.dtype))
+        return self._replace(trust=jnp.clip(change * self.trust, LEAST_TRUST, 1).astype(self.trust.dtype))
 
     def times(self, subspace: Subspace, vector: sp.Vector) -> sp.Vector:
         """H times a vector.
@@ -242,8 +247,8 @@ class LbfgsStep:
         direction = space.merge(space.unpack(ahead), jax.tree.map(jnp.zeros_like, grads))
         extra_args = {"grad": grads, **extra_args}
         updates, search = self.search.update(direction, base_state.search, params, **extra_args)
-        updates, search = _no_worse(updates, search, extra_args["value"], extra_args["grad"])
-        return updates, LbfgsState(pairs.after(search, self.scaling), search), None
+        updates, search, size = _no_worse(updates, search, extra_args["value"], extra_args["grad"])
+        return updates, LbfgsState(pairs.after(size, self.scaling), search), None
 
 
 def line_search(scaling: Scaling) -> optax.GradientTransformationExtraArgs:
@@ -266,19 +271,25 @@ def line_search(scaling: Scaling) -> optax.GradientTransformationExtraArgs:
     return made if usual else optax.GradientTransformationExtraArgs(made.init, update)
 
 
-def _no_worse(updates: sp.Tree, search: Any, value: Any, grad: sp.Tree) -> tuple[sp.Tree, Any]:
-    """No step, where a search that knows the loss at its end has found none as low: optax's takes its last trial."""
+def _no_worse(updates: sp.Tree, search: Any, value: Any, grad: sp.Tree) -> tuple[sp.Tree, Any, jax.Array | None]:
+    """No step, where a search that knows the loss at its end has found none as low: optax's takes its last trial.
+
+    Returns:
+      The updates, the search's state, and where the search ended: 0 where it found none, None where it does not say.
+    """
+    size = jnp.asarray(search.learning_rate) if hasattr(search, "learning_rate") else None
     if getattr(search, "value", None) is None or getattr(search, "grad", None) is None:
-        return updates, search
+        return updates, search, size
     lower = search.value <= value + LOSS_NOISE * jnp.abs(value)  # False for what is no number
     updates = jax.tree.map(lambda u: jnp.where(lower, u, jnp.zeros_like(u)), updates)
     found = jnp.where(lower, search.value, value).astype(search.value.dtype)
     slopes = jax.tree.map(lambda new, old: jnp.where(lower, new, old).astype(new.dtype), search.grad, grad)
     search = search._replace(value=found, grad=slopes)
-    if hasattr(search, "learning_rate"):  # the next one does not begin where this one was lost
-        size = jnp.asarray(search.learning_rate)
-        search = search._replace(learning_rate=jnp.where(lower & (size > 0), size, 1).astype(size.dtype))
-    return updates, search
+    if size is None:
+        return updates, search, None
+    # The next one does not begin where this one was lost.
+    search = search._replace(learning_rate=jnp.where(lower & (size > 0), size, 1).astype(size.dtype))
+    return updates, search, jnp.where(lower, size, 0)
 
 
 def _times(matrix: jax.Array, vector: jax.Array) -> jax.Array:

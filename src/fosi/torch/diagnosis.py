@@ -43,7 +43,7 @@ def diagnose(
     max_lr_scale: float = 3.0,
     seed: int = 0,
     model: nn.Module | None = None,
-    curvature_batches: int | None = None,
+    curvature_batches: int | Sequence[Any] | None = None,
     timed: bool = False,
 ) -> Diagnosis:
     """Whether FOSI is likely to help at this point of a training, by how much, and with which settings.
@@ -74,7 +74,8 @@ def diagnose(
       max_lr_scale: cap on the scaling of the base's rate.
       seed: of the start vectors.
       model: whose buffers and modes are left as they are; ``params`` if that is a module.
-      curvature_batches: how many of the batches the curvature is taken on, the first ones; None for all.
+      curvature_batches: how many of the batches the curvature is taken on, the first ones; a list of others, such as a
+        part of the data where a batch is all of it; None for all.
       timed: whether to measure what a gradient and an estimate take, here and now, rather than count a product as two
         gradients.
 
@@ -116,7 +117,11 @@ def diagnose(
         seed=seed,
     )
     m = options.schedule(space.dimension).num_matvecs
-    over = distinct(losses, curvature_batches)
+    if isinstance(curvature_batches, Sequence):
+        whose = curvature_batches if batches is None else closure
+        over = _losses(whose, None if batches is None else curvature_batches, "curvature_batches")
+    else:
+        over = distinct(losses, curvature_batches)
     # One pair more than FOSI uses: the largest of what it leaves.
     more = m > k + ell
     found = estimate(over, space, replace(options, k=k + more, num_matvecs=m), 0, model=model)
@@ -154,22 +159,24 @@ def diagnose(
             sharpness_left=sharpness_left,
             inside=inside,
             outside=outside,
-            seconds=_seconds(losses[0], space, options, model, optimizer, gradients[0], used) if timed else None,
+            seconds=_seconds(losses[0], over[0], space, options, model, optimizer, gradients[0], used)
+            if timed
+            else None,
         ),
         options,
     )
 
 
-def _losses(closure: Any, batches: Any) -> list[Closure]:
+def _losses(closure: Any, batches: Any, name: str = "closure") -> list[Closure]:
     if batches is None:
         if isinstance(closure, Sequence) and closure and all(map(callable, closure)):
             return list(closure)
         raise TypeError(
-            f"closure must be a sequence of functions without arguments, or come with batches=, got {closure!r}"
+            f"{name} must be a sequence of functions without arguments, or come with batches=, got {closure!r}"
         )
     if not callable(closure):
         raise TypeError(f"closure must be callable as closure(batch) where batches are given, got {closure!r}")
-    drawn = checked(batches)
+    drawn = checked(batches, "batches" if name == "closure" else name)
     known = {id(batch): functools.partial(closure, batch) for batch in drawn}
     return [known[id(batch)] for batch in drawn]
 
@@ -242,6 +249,7 @@ def _between(root: Tensor, basis: Tensor | None, matvec: lanczos.Matvec) -> lanc
 
 def _seconds(
     loss: Closure,
+    estimated: Closure,
     space: sp.Space,
     options: Options,
     model: nn.Module | None,
@@ -266,7 +274,7 @@ def _seconds(
         buffer.data.copy_(before)
     return Seconds(
         gradient=alone,
-        refresh=_least(lambda: estimate(loss, space, options, 0, model=model), 1, space.device),
+        refresh=_least(lambda: estimate(estimated, space, options, 0, model=model), 1, space.device),
         projections=passes * _least(lambda: _project(used, gradient), 5, space.device),
     )
 

@@ -58,7 +58,8 @@ class FosiLBFGS(optim.Optimizer):
         all points or on a part of them.
       alpha: α, 1 for Newton's own step inside the subspace.
       scaling: how γ is read off the last pair (s, y), less what lies in the subspace: ``"geometric"``, |s|/|y|, and no
-        less than 0.1 of the longest α/|λ| of the k largest; or ``"usual"``, sᵀy/yᵀy.
+        less than 0.1 of the longest α/|λ| of the k largest, but cut where searches end below 0.01; or ``"usual"``,
+        sᵀy/yᵀy.
       **options: FOSI's settings, see ``fosi.options.Options``. Warm-up and T count iterations, not calls, and are 800
         with the defaults; take ``fosi.presets.deterministic("lbfgs")``. There is no ``lr_rule`` and no ``momentum``.
 
@@ -268,7 +269,7 @@ class FosiLBFGS(optim.Optimizer):
         found = search(at, start, begin) if start.slope < 0 else None
         self._size = 1.0 if found is None else found.size
         if self.scaling == "geometric":
-            self._pairs.after(self._size)
+            self._pairs.after(0.0 if found is None else found.size)
         if found is None:
             walk.go(place, now.gradient)
         else:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fosi.quasi_newton import CUT, LEAST_SCALE, LEAST_SHARE, LONG, REGROWTH, RESOLVED, SHORT, Scaling
+from fosi.quasi_newton import CUT, LEAST_SCALE, LEAST_SHARE, LEAST_TRUST, LONG, REGROWTH, RESOLVED, SHORT, Scaling
 from fosi.torch import checkpoint
 from fosi.torch import space as sp
 
@@ -53,8 +53,8 @@ class Pairs:
       inverse: of R, the matrix of all s_i · y_j where j is not older than i, and of 0 where it is.
       used: how many rows hold a pair.
       next: the row that is written next.
-      scale: γ, as measured: by which what lies outside the subspace is multiplied.
-      trust: what γ is multiplied by before.
+      scale: γ as measured; trust · scale multiplies what lies outside the subspace.
+      trust: 1, or less after searches that ended far below 1.
     """
 
     def __init__(self, space: sp.Space, memory_size: int) -> None:
@@ -79,11 +79,11 @@ class Pairs:
             setattr(pairs, name, checkpoint.matrix(space, name, pieces[name], len(pairs.inverse)))
         pairs.inverse.copy_(small["inverse"])
         pairs.used, pairs.next = int(small["used"]), int(small["next"])
-        pairs.scale, pairs.trust = float(small["scale"]), float(small["trust"])
+        pairs.scale, pairs.trust = float(small["scale"]), float(small.get("trust", 1.0))  # older ones have none
         return pairs
 
     def forget(self) -> None:
-        """Leaves no pair; γ stays."""
+        """Leaves no pair; γ stays, and how far it is trusted."""
         self.used = self.next = 0
 
     def add(self, step: Tensor, change: Tensor, metric: Metric | None, scaling: Scaling) -> None:
@@ -121,9 +121,9 @@ class Pairs:
         return max(math.sqrt(of_step / of_change), LEAST_SCALE * floor)
 
     def after(self, size: float) -> None:
-        """Cuts γ where a search ended far below 1, and trusts it more where it did not."""
+        """Trusts γ less where a search ended far below 1 or, with 0, found no lower loss, and more where it did not."""
         change = CUT if size < SHORT else REGROWTH if size > LONG else 1.0
-        self.trust = min(1.0, change * self.trust)
+        self.trust = min(1.0, max(LEAST_TRUST, change * self.trust))
 
     def times(self, metric: Metric | None, vector: Tensor) -> Tensor:
         """H times a vector: the two loops of L-BFGS as two products, a = R⁻¹Sᵀg and b = R⁻ᵀ(a − YᵀH₀(g − Y a)).

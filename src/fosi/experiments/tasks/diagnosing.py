@@ -24,10 +24,13 @@ def diagnose(probe: Probe, batches: int, **given: Any) -> Diagnosis:
 
     Args:
       probe: where training stands.
-      batches: how many of the next batches to look at.
+      batches: how many of the next batches to look at; where one is all of the data, the plan's ``curvature`` may be
+        ``"part"`` of it.
       **given: more arguments of ``fosi.jax.diagnose``.
     """
-    task = probe.plan.of
+    task, problem = probe.plan.of, probe.engine.problem
+    if probe.plan.curvature == "part" and problem.part is not None:
+        given["curvature_batches"] = [(probe.run.state, problem.part(problem.data))]
     return measure(
         probe.loss,
         probe.run.params,
