@@ -11,7 +11,7 @@ import pytest
 
 import fosi
 from fosi.jax import Fosi, ModelLoss, fosi_lbfgs, space
-from fosi.jax.quasi_newton import Pairs
+from fosi.jax.pairs import Pairs
 from fosi.jax.steps import Subspace
 from fosi.jax.transform import own_state
 from tests.cases import SIZES, assert_same_path, expected_lbfgs_path, problem_named
