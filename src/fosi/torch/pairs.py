@@ -1,6 +1,6 @@
 """The pairs of L-BFGS that starts from FOSI's metric: steps, changes of the gradient along them, and H of them.
 
-As ``fosi.jax.quasi_newton`` has it: H₀ = V diag(α/|λ|) Vᵀ + γ(I − V Vᵀ), which the pairs correct. What says yes or no
+As ``fosi.jax.pairs`` has it: H₀ = V diag(α/|λ|) Vᵀ + γ(I − V Vᵀ), which the pairs correct. What says yes or no
 is read on the host, where the line search is as well.
 """
 
