@@ -25,7 +25,7 @@ BATCHES = 4
 """Enough to tell noise from signal; the curvature is of one, as FOSI's estimates are."""
 
 
-def foretell(plan: Plan, problem: Problem, out: Path, steps: int | None) -> str:
+def foretell(plan: Plan, problem: Problem, out: Path, steps: int | None, timed: bool = True) -> str:
     """Diagnoses one base on one task, writes it beside the task's runs, and returns it in a line.
 
     With the pairs, the products and the T that FOSI has on the task, where it would make its first estimate, and on a
@@ -38,7 +38,7 @@ def foretell(plan: Plan, problem: Problem, out: Path, steps: int | None) -> str:
     probe = probing.train(plan, problem, steps=ours.schedule.warmup if steps is None else steps)
     fosi = settings.settle(f"fosi-{plan.optimizer}", plan.of, ours.steps_a_round, 1.0, {}).fosi or {}
     given = {"k": fosi["k"], "num_matvecs": ours.schedule.num_matvecs, "refresh_every": ours.schedule.every}
-    found = diagnosing.diagnose(probe, BATCHES, curvature_batches=1, timed=True, **given)
+    found = diagnosing.diagnose(probe, BATCHES, curvature_batches=1, timed=timed, **given)
     diagnosing.write(out / plan.task / "diagnosis.jsonl", "diagnose", probe, found.record())
     seen = ", ".join(f"{name} {value:.2f}" for name, value in found.features.items())
     return f"predicted {found.ratio:.2f}; {found.used} of {found.k} pairs, {found.of_limit:.2g} of the limit; {seen}"
@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--bases", default="adam,heavy-ball", help="with commas between")
     parser.add_argument("--steps", type=int, default=None, help="of the base before; FOSI's warm-up where not given")
     parser.add_argument("--data-dir", type=Path, default=None, help="folder with the datasets")
+    parser.add_argument("--count", action="store_true", help="count what a refresh takes, for runs on another device")
     parser.add_argument("--tiny", action="store_true", help="made data, to try it")
     args = parser.parse_args(argv)
     begin = time.monotonic()
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             plan = Plan(task, base, mode=mode or None, tiny=args.tiny)
             try:
                 problem = problem or plan.build(args.data_dir, False)
-                said = foretell(plan, problem, args.out, args.steps)
+                said = foretell(plan, problem, args.out, args.steps, not args.count)
             except (ValueError, ImportError) as error:  # it diverged, or something is missing: the others are not lost
                 said = f"nothing: {error}"
             print(f"{time.monotonic() - begin:5.0f} s  {name} {base}: {said}", flush=True)

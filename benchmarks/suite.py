@@ -101,6 +101,16 @@ AROUND_ADAM: tuple[Mapping[str, Any], ...] = (
 )
 """The same around Adam: as ``deterministic("adam")`` has it, and around twice as many pairs."""
 
+OFTEN = {"refresh_every": 50, "warmup": 20}
+AROUND_SOAP: tuple[Mapping[str, Any], ...] = (
+    {},
+    OFTEN,
+    {**OFTEN, "k": 40, "num_matvecs": 80},
+    {**OFTEN, "k": 40, "num_matvecs": 80, "alpha": 0.3, **GAUSS_NEWTON},
+    {**OFTEN, "ell": 10, "num_matvecs": 80},
+)
+"""Around SOAP: as ``deterministic("adam")`` has it, sooner and more often, of more pairs, of the smallest too."""
+
 ABLATIONS = {
     "lbfgs": (
         *(Entry("soap-fosi-lbfgs", {**AROUND_LBFGS, **x}, curvature="part") for x in OTHERWISE),
@@ -114,6 +124,18 @@ ABLATIONS = {
         Entry("fosi-adam", TWENTY),
         Entry("adam"),
     ),
+    "autoencoder": (
+        *(Entry(name, rate_factor=factor) for name in ("adam", "soap") for factor in (1.0, 3.0)),
+        *(Entry("muon", rate_factor=factor) for factor in (1.0, 3.0)),
+        Entry("kfac", {"min_damping": 1e-8}),
+        *(Entry("fosi-adam", rate_factor=factor, curvature="part") for factor in (1.0, 3.0)),
+        *(Entry("fosi-soap", x, rate_factor=3.0, curvature="part") for x in AROUND_SOAP),
+        *(
+            Entry(name, {"memory_size": 100, "switch_at": 200, **x}, rate_factor=factor, curvature=curvature)
+            for factor in (1.0, 3.0)
+            for name, x, curvature in (("soap-lbfgs", {}, "fixed"), ("soap-fosi-lbfgs", GAUSS_NEWTON, "part"))
+        ),
+    ),
     "switch": tuple(
         entry
         for first in ("adam", "soap")
@@ -125,7 +147,8 @@ ABLATIONS = {
         )
     ),
 }
-"""By what FOSI is around, and by how long Adam or SOAP goes before: L-BFGS has the same choice."""
+"""By what FOSI is around; by what it and its peers make of ``deep-ae``; and by how long Adam or SOAP goes before, of
+which L-BFGS has the same choice."""
 
 
 def plans(

@@ -147,20 +147,43 @@ def test_what_is_worked_out():
 
 
 def test_the_features_by_their_formulas():
-    found = Diagnosis.of(Base("heavy-ball", 0.1), measured())
-    relief = math.log((1 + 8 / 38) / (1 + 3 / 38))
-    share = found.noise_outside / (found.noise_outside + found.signal_outside)
-    expected = {
-        "overhead": math.log(1.1),
-        "rate": math.log(2),
-        "relief": relief,
-        "noisy": share * (math.log(2) + relief),
-        "inside": found.gradient_inside,
-    }
-    assert found.features == pytest.approx(expected)
+    for base, rate, whole, left in (
+        (Base("heavy-ball", 0.1), 2.0, 8 / 38, 3 / 38),  # log 2 is more than all the relief there is
+        (Base("heavy-ball", 0.5), 2.0, 1.0, 3 / 7.6),  # beyond the limit is at the limit
+        (Base("heavy-ball", 2.0), 2.0, 1.0, 1.0),
+        (Base("adam", 1.0), 1.0, 30 / 38, 3 / 38),
+        (Base("adam", 5.0), 1.0, 1.0, 3 / 7.6),
+    ):
+        found = Diagnosis.of(base, measured(**({} if rate > 1 else {"sharpness": 30.0, "sharpness_left": 3.0})))
+        relief = math.log((1 + whole) / (1 + left))
+        relief = max(relief - math.log(rate), 0) if relief > 0 else relief
+        share = found.noise_outside / (found.noise_outside + found.signal_outside)
+        expected = {
+            "overhead": math.log(1.1),
+            "rate": math.log(rate),
+            "relief": relief,
+            "noisy": share * (math.log(rate) + relief),
+            "inside": found.gradient_inside,
+        }
+        assert found.features == pytest.approx(expected)
     weights = prediction.COEFFICIENTS
     logs = weights["constant"] + sum(weights[name] * value for name, value in expected.items())
     assert math.isclose(found.ratio, math.exp(logs))
+
+
+def test_a_rate_that_is_scaled_beyond_what_is_left_can_bear_is_a_loss():
+    found = Diagnosis.of(Base("heavy-ball", 0.2), measured(beyond=7.0))
+    assert found.of_limit < found.of_limit_left < 1 and found.features["relief"] < 0 < found.features["rate"]
+
+
+def test_a_record_is_read_back_and_what_follows_is_worked_out_anew():
+    for seconds in (None, Seconds(1.0, 20.0, 0.05)):
+        found = Diagnosis.of(Base("heavy-ball", 0.1), measured(seconds=seconds))
+        line = json.loads(json.dumps({"name": "one", **found.record(), "features": {}, "ratio": 9.0}))
+        assert diagnosis.from_record(line) == found
+    del line["limit"]
+    with pytest.raises(ValueError, match="record has no 'limit'"):
+        diagnosis.from_record(line)
 
 
 def test_adam_is_measured_on_its_own_matrix_and_not_scaled():

@@ -1,98 +1,37 @@
 """Whether FOSI is likely to help, by how much and with which settings: from what a backend measured, in plain numbers.
 
-``fosi.jax.diagnose`` and ``fosi.torch.diagnose`` measure. The formulas are here, in `fosi.stability` (the base's
-limit), `fosi.prediction` (the expected ratio) and `fosi.verdict` (the words).
+``fosi.jax.diagnose`` and ``fosi.torch.diagnose`` measure what is in `fosi.measured`. The formulas are here, in
+`fosi.stability` (the base's limit), `fosi.prediction` (the expected ratio) and `fosi.verdict` (the words).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fosi import scaling, schedule, verdict
+from fosi.measured import Measured, Seconds, signal_and_noise
 from fosi.options import Options
 from fosi.prediction import COEFFICIENTS, fit, leave_one_out, predict, spearman
 from fosi.stability import Base, BaseName
 
-__all__ = ["Base", "BaseName", "Diagnosis", "Measured", "Seconds", "fit", "leave_one_out", "predict", "spearman"]
-
-
-class Seconds(NamedTuple):
-    """Times measured on the spot, compiled and warm.
-
-    Attributes:
-      gradient: of one batch.
-      refresh: of one estimate on one batch.
-      projections: of all products with V that one step of FOSI adds.
-    """
-
-    gradient: float
-    refresh: float
-    projections: float
-
-
-class Measured(NamedTuple):
-    """What a backend finds out; the arrays are NumPy's.
-
-    Attributes:
-      n: number of parameters.
-      k: pairs asked for, of the largest.
-      ell: pairs asked for, of the smallest.
-      num_matvecs: Hessian-vector products of one estimate, m.
-      eigenvalues: (k + ell,), the k largest and then the ell smallest, descending.
-      residuals: (k + ell,).
-      accepted: (k + ell,) bools.
-      beyond: the Ritz value after the k largest; None where there is none.
-      extremes: the largest and the smallest Ritz value.
-      sharpness: with Adam, the largest eigenvalue of P^(−½) H P^(−½); None for the others, to whom H is what it is.
-      sharpness_left: with Adam, the same once the accepted eigenvectors are taken out of H.
-      inside: (batches, k + ell), the batches' gradients along the accepted eigenvectors; 0 for the other pairs.
-      outside: (batches, batches), inner products of what of the gradients lies outside their span. Not of the whole
-        gradients: where next to all of a gradient is inside, the difference would be rounding.
-      seconds: where times were asked for.
-    """
-
-    n: int
-    k: int
-    ell: int
-    num_matvecs: int
-    eigenvalues: NDArray[Any]
-    residuals: NDArray[Any]
-    accepted: NDArray[Any]
-    beyond: float | None
-    extremes: NDArray[Any]
-    sharpness: float | None
-    sharpness_left: float | None
-    inside: NDArray[Any]
-    outside: NDArray[Any]
-    seconds: Seconds | None = None
-
-
-def signal_and_noise(gram: NDArray[Any]) -> tuple[float, float | None]:
-    """|E g|² and the trace of the covariance of one batch's gradient, both unbiased.
-
-    E (g_a · g_b) is |E g|² for two batches, and |E g|² + trace for one and itself.
-
-    Args:
-      gram: the inner products g_a · g_b of the gradients of B batches.
-
-    Returns:
-      The signal, which may come out negative where noise is all there is, and the noise; of one batch |g|² and None.
-
-    Example:
-      >>> signal_and_noise(np.array([[2.0, 1.0], [1.0, 4.0]]))
-      (1.0, 2.0)
-    """
-    count, own = len(gram), float(np.trace(gram))
-    if count == 1:
-        return own, None
-    signal = (float(np.sum(gram)) - own) / (count * (count - 1))
-    return signal, max(own / count - signal, 0.0)
+__all__ = [
+    "Base",
+    "BaseName",
+    "Diagnosis",
+    "Measured",
+    "Seconds",
+    "fit",
+    "from_record",
+    "leave_one_out",
+    "predict",
+    "spearman",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,10 +213,14 @@ class Diagnosis:
 
         ``overhead``: log (1 + overhead). ``rate``: log of FOSI's factor on the base's rate. ``relief``: how much nearer
         to its limit the base is with the sharp directions than without, log ((1 + s/limit) / (1 + s_left/limit)), next
-        to nothing far below the limit. ``noisy``: their sum times the share of noise. ``inside``: `gradient_inside`.
+        to nothing far below the limit; both parts count 1 at the most, since a training that goes on beyond its limit
+        is held there by something else; and only what is more than ``rate``, which is made of the same distance.
+        ``noisy``: their sum times the share of noise. ``inside``: `gradient_inside`.
         """
         rate = math.log(self.lr_scale)
-        relief = math.log1p(max(self.of_limit, 0.0)) - math.log1p(self.of_limit_left)
+        whole, left = (min(max(share, 0.0), 1.0) for share in (self.of_limit, self.of_limit_left))
+        relief = math.log1p(whole) - math.log1p(left)
+        relief -= min(rate, max(relief, 0.0))
         return {
             "overhead": math.log1p(self.overhead),
             "rate": rate,
@@ -313,6 +256,24 @@ class Diagnosis:
             "ratio": self.ratio,
             "settings": self.settings(),
         }
+
+
+def from_record(record: Mapping[str, Any]) -> Diagnosis:
+    """A diagnosis out of a results file, as `Diagnosis.record` wrote it; what follows from it is worked out anew.
+
+    Args:
+      record: may hold more than a diagnosis.
+
+    Raises:
+      ValueError: if something is missing.
+    """
+    names = [field.name for field in dataclasses.fields(Diagnosis)]
+    if missing := [name for name in names if name not in record]:
+        raise ValueError(f"record has no {missing[0]!r}: it is not of a diagnosis, or of an older one")
+    given: dict[str, Any] = {name: record[name] for name in names}
+    given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    seconds = given.pop("seconds")
+    return Diagnosis(**given, seconds=None if seconds is None else Seconds(**seconds))
 
 
 def _cost(measured: Measured, options: Options) -> tuple[float, int | None, float]:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:  # it has `explain`, which calls this
 HELPS, HINDERS = 0.9, 1.05
 """Below the one a predicted ratio is a gain, above the other a loss; between them neither can be told."""
 
+_PROVISIONAL = (
+    "The rule is provisional: it comes from reasoning, and the range is how far off it mostly was where it was held "
+    "against measured trainings."
+)
 _CLEAR_GAP = 1.2
 _SUSPECT = 0.3
 
@@ -76,7 +80,7 @@ def _verdict(found: Diagnosis) -> str:
         said = f"FOSI is likely to make little difference: {range_}."
     else:
         said = f"Do not use FOSI here: {range_}."
-    return said + (" This is by a provisional rule, fitted to no measurement." if prediction.PROVISIONAL else "")
+    return said + (f" {_PROVISIONAL}" if prediction.PROVISIONAL else "")
 
 
 def _reasons(found: Diagnosis) -> list[str]:

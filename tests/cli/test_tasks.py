@@ -86,8 +86,8 @@ def test_train_with_settings(tmp_path):
         (["compare", "lr", "--seeds", "a"], "--seeds is 'a'; give whole numbers"),
         (["compare", "lr", "--backend", "mlx"], "backend is 'mlx'; give jax or torch"),
         (
-            ["compare", "deep-ae", "--quick"],
-            "--quick is for the tasks wave, convection, reaction, burgers; deep-ae has",
+            ["compare", "softmax-full", "--quick"],
+            "--quick is for the tasks wave, convection, reaction, burgers, deep-ae; softmax-full has",
         ),
         (["train", "wave", "--optimizer", "adam", "--quick", "--mode", "full"], "--quick and --mode full given"),
         (["compare", "xor", "--quick"], "task is 'xor'; give one of lr, "),

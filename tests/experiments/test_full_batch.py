@@ -29,7 +29,7 @@ def pixels(images):
 
 
 def test_autoencoder_has_the_classic_layers():
-    model = nnx.eval_shape(lambda: deep_ae.DeepAutoencoder(deep_ae.ENCODER, nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: deep_ae.DeepAutoencoder(deep_ae.FULL.encoder, nnx.Rngs(0)))
     widths = [784, 1000, 500, 250, 30, 250, 500, 1000, 784]
     shapes = [layer.kernel.shape for layer in model.layers]
     assert shapes == list(itertools.pairwise(widths))
@@ -97,6 +97,13 @@ def test_autoencoder_in_batches():
     assert problem.facts["batch_size"] == 64
     with pytest.raises(ValueError, match="mode is 'half'; give one of full, batch"):
         TASKS["deep-ae"].build(None, False, 0, True, mode="half")
+
+
+def test_a_quick_autoencoder_sees_all_of_less(monkeypatch):
+    monkeypatch.setattr(deep_ae, "TINY", deep_ae.TINY._replace(examples=100))
+    problem = TASKS["deep-ae"].build(None, False, 0, True, mode="quick")
+    assert len(problem.batch(problem.data, problem.order(jax.random.key(0))[0])) == 100
+    assert problem.facts["batch_size"] == 100 and len(problem.part(problem.data)) == 25
 
 
 def test_gauss_newtons_matrix_has_the_l2_term():

@@ -39,12 +39,12 @@ Backend = Annotated[str, typer.Option(help="jax, or torch (lr, lm and PINNs).")]
 Mode = Annotated[
     str | None,
     typer.Option(
-        help="tl: loop or cached features; ac: esc50 or audioset; PINNs: full or quick; deep-ae: full or batch; "
+        help="tl: loop or cached features; ac: esc50 or audioset; PINNs: full or quick; deep-ae: full, batch or quick; "
         "softmax-full: full or conditioned."
     ),
 ]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="PINNs: --mode quick, a smaller network and grid, and 30 rounds of 100 steps.")
+    bool, typer.Option("--quick", help="PINNs, deep-ae: --mode quick, a smaller network and less data, and 30 rounds.")
 ]
 Seconds = Annotated[
     float | None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +30,29 @@ from fosi.experiments.tasks.task import (
     whole,
 )
 
-MODES = ("full", "batch")
-ENCODER = (28 * 28, 1000, 500, 250, 30)
-"""From the image to the code; the decoder is its mirror image."""
-EXAMPLES, BATCH_SIZE, STEPS_A_ROUND = 60_000, 2000, 20
+MODES = ("full", "batch", "quick")
+EXAMPLES, BATCH_SIZE = 60_000, 2000
 L2 = 1e-5
 FOSI = presets.deterministic("adam")
+
+
+class Size(NamedTuple):
+    """How large a problem is.
+
+    Attributes:
+      encoder: widths from the image to the code; the decoder is its mirror image.
+      examples: images to train on at the most.
+      batch_size: of those that a step sees, where that is not all.
+      steps: between two evaluations, where a step sees all.
+    """
+
+    encoder: tuple[int, ...] = (28 * 28, 1000, 500, 250, 30)
+    examples: int = EXAMPLES
+    batch_size: int = BATCH_SIZE
+    steps: int = 20
+
+
+FULL, QUICK, TINY = Size(), Size((28 * 28, 200, 100, 50, 12), 2000), Size((28 * 28, 16, 8, 4), EXAMPLES, 64, 5)
 
 
 class DeepAutoencoder(nnx.Module):
@@ -74,16 +91,17 @@ def build(data_dir: Path | None, download: bool, seed: int, tiny: bool, mode: st
       download: whether to download what is missing there.
       seed: of the weights.
       tiny: made images and narrow layers.
-      mode: ``"full"``: every step sees all 60,000 images; ``"batch"``: 2,000 of them.
+      mode: ``"full"``: every step sees all 60,000 images; ``"batch"``: 2,000 of them; ``"quick"``: for a laptop, every
+        step sees the same 2,000, and layers are a fifth as wide.
     """
     mode = mode or MODES[0]
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}; give one of {', '.join(MODES)}")
     found = inputs.lr(data_dir, download, tiny)
-    train, test = found.train[0], found.validation[0]
-    size, steps, encoder = (64, 5, (28 * 28, 16, 8, 4)) if tiny else (BATCH_SIZE, STEPS_A_ROUND, ENCODER)
-    graph, params, nothing = split_model(DeepAutoencoder(encoder, nnx.Rngs(seed)))
-    full = mode == "full"
+    size = TINY if tiny else QUICK if mode == "quick" else FULL
+    train, test = found.train[0][: size.examples], found.validation[0]
+    graph, params, nothing = split_model(DeepAutoencoder(size.encoder, nnx.Rngs(seed)))
+    full = mode != "batch"
 
     def outputs(params: Any, state: Any, images: jax.Array) -> Outputs:
         pixels = images.reshape(len(images), -1).astype(jnp.float32) / 255
@@ -103,9 +121,9 @@ def build(data_dir: Path | None, download: bool, seed: int, tiny: bool, mode: st
         loss,
         jax.device_put(train),
         whole if full else rows,
-        every_step_sees_all(steps) if full else epochs(len(train), size),
+        every_step_sees_all(size.steps) if full else epochs(len(train), size.batch_size),
         mean_over(errors, jax.device_put(test), 2000),
-        {"batch_size": len(train) if full else size, "encoder": list(encoder), "l2": L2},
+        {"batch_size": len(train) if full else size.batch_size, "encoder": list(size.encoder), "l2": L2},
         outputs,
         part=quarter_of if full else None,
     )
@@ -122,5 +140,5 @@ TASK = Task(
     modes=MODES,
     fosi=FOSI,
     l2=L2,
-    extra={"steps_a_round": STEPS_A_ROUND},
+    extra={"steps_a_round": FULL.steps},
 )

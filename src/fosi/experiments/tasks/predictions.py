@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,12 +12,14 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fosi import prediction
+from fosi import diagnosis, prediction
 from fosi.experiments import figures, records
 from fosi.experiments.tasks import PAPER, TASKS, markdown, ratios, report, standings, summary
 from fosi.experiments.tasks.plan import Plan
-from fosi.experiments.tasks.ratios import MISS, Ratio
+from fosi.experiments.tasks.race import SHARES, race
+from fosi.experiments.tasks.ratios import Ratio
 from fosi.experiments.tasks.runs import Curve
+from fosi.experiments.tasks.standings import Entry
 
 NAME = "diagnosis.md"
 TITLE = "# Predicted and measured"
@@ -32,9 +35,12 @@ class Pair(NamedTuple):
       mode: of the task; empty for its first.
       base: the base's name.
       features: of the diagnosis.
-      measured: FOSI's seconds over the base's, to the base's lowest training loss.
+      measured: FOSI's seconds over the base's, to the lowest training loss that both come to.
+      target: the same to the base's lowest, which FOSI may never have.
       validation: the same to its best validation; None where that is not the paper's task.
-      device: it was diagnosed on.
+      races: what `race` says after each of its shares; empty where there is no round that early.
+      after: steps of the base before the diagnosis, and of its whole run.
+      device: the runs are of.
     """
 
     task: str
@@ -42,7 +48,10 @@ class Pair(NamedTuple):
     base: str
     features: Mapping[str, float]
     measured: Ratio
+    target: Ratio
     validation: Ratio | None
+    races: Mapping[float, float]
+    after: tuple[int, int]
     device: str
 
     @property
@@ -52,8 +61,8 @@ class Pair(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """What is measured, as a number: 2 where that is never or takes longer."""
-        return min(self.measured.median, MISS)
+        """What is measured, as a number."""
+        return self.measured.median
 
 
 def write(where: Path) -> list[Path]:
@@ -72,7 +81,8 @@ def write(where: Path) -> list[Path]:
 def pairs(where: Path) -> list[Pair]:
     """All bases that were diagnosed on a task and trained there alone and with FOSI, on the same device.
 
-    Each with the task's own rate, batches and settings, and as it was diagnosed last.
+    Each with the task's own rate, batches and settings, and as it was diagnosed last. Where the cost of an estimate was
+    counted, not timed, nothing in a diagnosis is of the device, and it is held against runs on any.
     """
     found: dict[tuple[str, str, str], Pair] = {}
     for task in TASKS:
@@ -81,14 +91,22 @@ def pairs(where: Path) -> list[Pair]:
             continue
         curves = summary.retimed(summary.curves(where / task))
         for line in records.read_jsonl(path):
-            plan = Plan(**line["plan"])
+            plan, seen = Plan(**line["plan"]), diagnosis.from_record(line)
             if plan.tiny or plan.rate_factor != 1 or plan.batch_size is not None:
                 continue
-            there = [curve for curve in curves if curve.environment["device"] == line["device"]]
-            measured, validation = _measured(there, plan)
-            if measured is not None:
-                key = (task, plan.other_mode, plan.optimizer)
-                found[key] = Pair(*key, line["features"], measured, validation, line["device"])
+            key = (task, plan.other_mode, plan.optimizer)
+            timed = [] if seen.seconds is None else [line["device"]]
+            for device in timed or sorted({curve.environment["device"] for curve in curves}):
+                there = [curve for curve in curves if curve.environment["device"] == device]
+                alone, ours = _entries(there, plan)
+                if alone is None or ours is None:
+                    continue
+                measured, target = ours.ratio_to_both(alone), ours.ratio(alone)
+                if measured is not None and target is not None:
+                    validation = _validation(there, plan)
+                    races = {share: known.median for share in SHARES if (known := race(ours, alone, share))}
+                    after = line["step"], max(curve.points[-1].step for curve in alone.runs.values())
+                    found[key] = Pair(*key, seen.features, measured, target, validation, races, after, device)
     return list(found.values())
 
 
@@ -112,42 +130,38 @@ def by_task(found: Sequence[Pair], values: Sequence[float] | NDArray[np.float64]
 
 
 def spread(found: Sequence[Pair], apart: NDArray[np.float64]) -> float:
-    """How far the logarithm of a measured ratio is from that of a prediction without its task: root mean square."""
+    """How far the logarithm of a measured ratio is from that of a prediction: root mean square."""
     return float(np.sqrt(np.mean((np.log(_ratios(found)) - np.log(apart)) ** 2)))
 
 
 def text(found: Sequence[Pair], apart: NDArray[np.float64]) -> list[str]:
     """What diagnosis.md says below its title."""
-    measured = _ratios(found)
-    tasks = by_task(found, measured)
-    rank = prediction.spearman(list(by_task(found, apart).values()), list(tasks.values()))
-    each = prediction.spearman(apart, measured)
+    reasoned = np.array([prediction.predict(pair.features, prediction.PHYSICAL) for pair in found])
     devices = ", ".join(sorted({pair.device for pair in found}))
     rows = [
         [
             pair.label,
             pair.base,
+            "{} of {}".format(*pair.after),
             *(f"{pair.features[name]:.2f}" for name in prediction.NAMES[1:]),
-            f"{prediction.predict(pair.features, prediction.PHYSICAL):.2f}",
+            f"{guess:.2f}",
             f"**{one:.2f}**",
-            markdown.ratio(pair.measured),
-            markdown.ratio(pair.validation),
+            *(markdown.ratio(ratio) for ratio in (pair.measured, pair.target, pair.validation)),
         ]
-        for pair, one in zip(found, apart, strict=True)
+        for pair, guess, one in zip(found, reasoned, apart, strict=True)
     ]
-    headings = ["task", "base", *prediction.NAMES[1:], "by reasoning", "fitted without the task"]
+    headings = ["task", "base", "after steps", *prediction.NAMES[1:], "by reasoning", "fitted without the task"]
     fit = fitted(found)
     return [
-        f"Written by `fosi report` from the `diagnosis.jsonl` and the runs in this folder; diagnosed on {devices}. A "
-        "ratio is of FOSI's seconds over the base's, to the base's lowest training loss, both with the task's own "
-        f"settings; what is never reached counts {MISS:g}, and so does what takes longer. Each is predicted by a rule "
+        f"Written by `fosi report` from the `diagnosis.jsonl` and the runs in this folder; runs on {devices}. A "
+        "ratio is of FOSI's seconds over the base's, to the lowest training loss that both come to, with the task's "
+        "own settings: that of the base, wherever FOSI ever has it, and else FOSI's own. Each is predicted by a rule "
         "that was fitted to all other tasks.",
-        f"Spearman's rank correlation of predicted and measured is **{rank:.2f}** over {len(tasks)} tasks (the "
-        f"geometric mean over a task's bases and modes) and **{each:.2f}** over {len(found)} pairs of task and base. "
-        f"The logarithms are {spread(found, apart):.2f} apart, root mean square: a factor of "
-        f"{math.exp(spread(found, apart)):.2f}.",
-        markdown.table([*headings, "measured, training loss", "measured, validation"], rows),
+        f"Spearman's rank correlation of predicted and measured: {_ranked(found, apart)}. By reasoning alone, a rule "
+        f"that was fitted to no task: {_ranked(found, reasoned)}.",
+        markdown.table([*headings, "measured, training loss", "to the base's lowest", "to its best validation"], rows),
         "![predicted and measured](diagnosis.png)",
+        *_races(found),
         "Fitted to all of them, the coefficients are "
         + ", ".join(f"{name} {value:.2f}" for name, value in fit.items())
         + ".",
@@ -186,26 +200,64 @@ def _ratios(found: Sequence[Pair]) -> list[float]:
     return [pair.ratio for pair in found]
 
 
-def _measured(curves: Sequence[Curve], plan: Plan) -> tuple[Ratio | None, Ratio | None]:
-    """To the training target, and to that of the validation where the task is the paper's."""
-    base = plan.optimizer
+def _ranked(found: Sequence[Pair], values: NDArray[np.float64]) -> str:
+    """How well predictions rank the tasks and the pairs, and how far off they are."""
+    by = [list(by_task(found, some).values()) for some in (values, _ratios(found))]
+    off = spread(found, values)
+    return (
+        f"**{prediction.spearman(*by):.2f}** over {len(by[0])} tasks (the geometric mean over a task's bases and "
+        f"modes), **{prediction.spearman(values, _ratios(found)):.2f}** over {len(found)} pairs of task and base; the "
+        f"logarithms are {off:.2f} apart, root mean square, a factor of {math.exp(off):.2f}"
+    )
+
+
+def _races(found: Sequence[Pair]) -> list[str]:
+    """How well a race from the first estimate on ranks the same pairs, by how long it is."""
+    rows = []
+    for share in SHARES:
+        known = [pair for pair in found if share in pair.races]
+        ran = [pair.races[share] for pair in known]
+        by = [by_task(known, values) for values in (ran, _ratios(known))]
+        if len(by[0]) >= FEWEST:
+            ranks = prediction.spearman(*(list(one.values()) for one in by)), prediction.spearman(ran, _ratios(known))
+            rows.append([f"{share:.0%}", *(f"{rank:.2f}" for rank in ranks), str(len(by[0])), str(len(known))])
+    if not rows:
+        return []
+    headings = ["of the base's seconds", "correlation over tasks", "over pairs", "tasks", "pairs"]
+    return [
+        "How much could any rule know so early? In the place of a rule: base and FOSI trained side by side, from "
+        "FOSI's first estimate on, for a part of the seconds of the base's whole run, and who is how much sooner in "
+        "there.",
+        markdown.table(headings, rows),
+    ]
+
+
+def _entries(curves: Sequence[Curve], plan: Plan) -> tuple[Entry | None, Entry | None]:
+    """The base alone and FOSI around it, with the task's own settings: in the longest runs that there are of both."""
+    names = plan.optimizer, f"fosi-{plan.optimizer}"
     if plan.task in PAPER:
-        group = ratios.groups(summary.summarise(curves)).get(plan.task)
-        if group is None or plan.other_mode:  # the group is of the first mode
-            return None, None
-        picked = group.pick(f"fosi-{base}")
-        return group.ratio(picked, base, "seconds_to_train_target"), group.ratio(picked, base)
-    found: list[tuple[float, Ratio]] = []
+        wanted = [replace(plan, optimizer=name, curvature="fixed") for name in names]
+        every = [{c.plan.seed: c for c in curves if c.plan.with_seed(plan.seed) == one} for one in wanted]
+        alone, ours = (Entry(name, "", some) if some else None for name, some in zip(names, every, strict=True))
+        return alone, ours
+    found: list[tuple[float, Entry, Entry]] = []
     for kind, known in standings.kinds(curves).items():
-        alone, ours = (_own(known, name) for name in (base, f"fosi-{base}"))
-        if kind.tiny or kind.mode != plan.other_mode or kind.backend != plan.backend or alone is None or ours is None:
-            continue
-        if (ratio := ours.ratio(alone)) is not None:
-            found.append((alone.seconds or 0.0, ratio))
-    return (max(found, key=lambda pair: pair[0])[1] if found else None), None  # the longest
+        alone, ours = (_own(known, name) for name in names)
+        alike = not kind.tiny and kind.mode == plan.other_mode and kind.backend == plan.backend
+        if alike and alone is not None and ours is not None:
+            found.append((alone.seconds or 0.0, alone, ours))
+    return max(found, key=lambda some: some[0])[1:] if found else (None, None)
 
 
-def _own(known: Sequence[standings.Entry], optimizer: str) -> standings.Entry | None:
+def _validation(curves: Sequence[Curve], plan: Plan) -> Ratio | None:
+    """To the best validation of the base, where the task is the paper's."""
+    if plan.task not in PAPER or plan.other_mode:  # the group is of the first mode
+        return None
+    group = ratios.groups(summary.summarise(curves)).get(plan.task)
+    return None if group is None else group.ratio(group.pick(f"fosi-{plan.optimizer}"), plan.optimizer)
+
+
+def _own(known: Sequence[Entry], optimizer: str) -> Entry | None:
     """The runs with the task's own settings; where estimates are on a part of a full batch, those."""
     able = {}
     for entry in known:

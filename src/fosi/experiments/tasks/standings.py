@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -108,14 +108,25 @@ class Entry:
 
         What never gets there is later than whatever does: infinite, and so is the median where half of them are.
         """
+        return self._ratio(peer, lambda ours, theirs: theirs)
+
+    def ratio_to_both(self, peer: Entry) -> Ratio | None:
+        """The same to the lowest loss that both come to, which there always is.
+
+        Where it never has the peer's, how long the peer took to its own says how much later it is.
+        """
+        return self._ratio(peer, max)
+
+    def _ratio(self, peer: Entry, target: Callable[[float, float], float]) -> Ratio | None:
         found, misses = [], 0
         for seed, curve in self.runs.items():
-            theirs = lowest(peer.runs[seed]) if seed in peer.runs else None
-            if theirs is None or not math.isfinite(theirs.seconds):
+            lows = lowest(curve), lowest(peer.runs[seed]) if seed in peer.runs else None
+            if lows[1] is None or not math.isfinite(lows[1].seconds):
                 continue
-            ours = reached(curve, theirs.train_loss)
+            wanted = target(math.inf if lows[0] is None else lows[0].train_loss, lows[1].train_loss)
+            ours, theirs = reached(curve, wanted), reached(peer.runs[seed], wanted)
             misses += ours is None
-            if ours is not None and math.isfinite(ours.seconds):
+            if ours is not None and theirs is not None and math.isfinite(ours.seconds):
                 found.append(ours.seconds / theirs.seconds)
         return Ratio.of(found, misses, math.inf)
 
