@@ -1,4 +1,4 @@
-"""What does `fosi diagnose` say of every task? All of them from one process, timed where they run.
+"""What does `fosi diagnose` say of every task? All of them from one process, timed where they run, or counted.
 
 `fosi report` then holds them against what was measured::
 

@@ -109,7 +109,8 @@ AROUND_SOAP: tuple[Mapping[str, Any], ...] = (
     {**OFTEN, "k": 40, "num_matvecs": 80, "alpha": 0.3, **GAUSS_NEWTON},
     {**OFTEN, "ell": 10, "num_matvecs": 80},
 )
-"""Around SOAP: as ``deterministic("adam")`` has it, sooner and more often, of more pairs, of the smallest too."""
+"""Around SOAP: as ``deterministic("adam")`` has it; sooner and more often; of more pairs; of Gauss and Newton's matrix
+with a longer step; of the smallest too."""
 
 ABLATIONS = {
     "lbfgs": (
@@ -125,8 +126,7 @@ ABLATIONS = {
         Entry("adam"),
     ),
     "autoencoder": (
-        *(Entry(name, rate_factor=factor) for name in ("adam", "soap") for factor in (1.0, 3.0)),
-        *(Entry("muon", rate_factor=factor) for factor in (1.0, 3.0)),
+        *(Entry(name, rate_factor=factor) for name in ("adam", "soap", "muon") for factor in (1.0, 3.0)),
         Entry("kfac", {"min_damping": 1e-8}),
         *(Entry("fosi-adam", rate_factor=factor, curvature="part") for factor in (1.0, 3.0)),
         *(Entry("fosi-soap", x, rate_factor=3.0, curvature="part") for x in AROUND_SOAP),
@@ -206,7 +206,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     known = ",".join(name for name, task in TASKS.items() if task.fosi is not None)
     parser.add_argument("--tasks", default=known, help="with commas between; all where not given")
     parser.add_argument("--only", default="", help="optimizers, with commas between; all where not given")
-    parser.add_argument("--ablation", choices=tuple(ABLATIONS), help="FOSI around that, or after so much of another")
+    parser.add_argument(
+        "--ablation",
+        choices=tuple(ABLATIONS),
+        help="around which base, on an autoencoder, or after how much of another",
+    )
     parser.add_argument("--seeds", default="0", help="with commas between")
     parser.add_argument("--seconds", type=float, default=15.0, help="that each run is given")
     parser.add_argument("--mode", default=None, help="of the tasks, such as quick")

@@ -150,7 +150,7 @@ def test_the_features_by_their_formulas():
     for base, rate, whole, left in (
         (Base("heavy-ball", 0.1), 2.0, 8 / 38, 3 / 38),  # log 2 is more than all the relief there is
         (Base("heavy-ball", 0.5), 2.0, 1.0, 3 / 7.6),  # beyond the limit is at the limit
-        (Base("heavy-ball", 2.0), 2.0, 1.0, 1.0),
+        (Base("heavy-ball", 2.0), 2.0, 1.0, 3 / 1.9),  # beyond it with FOSI is a loss
         (Base("adam", 1.0), 1.0, 30 / 38, 3 / 38),
         (Base("adam", 5.0), 1.0, 1.0, 3 / 7.6),
     ):
@@ -171,9 +171,13 @@ def test_the_features_by_their_formulas():
     assert math.isclose(found.ratio, math.exp(logs))
 
 
-def test_a_rate_that_is_scaled_beyond_what_is_left_can_bear_is_a_loss():
-    found = Diagnosis.of(Base("heavy-ball", 0.2), measured(beyond=7.0))
-    assert found.of_limit < found.of_limit_left < 1 and found.features["relief"] < 0 < found.features["rate"]
+def test_a_scaled_rate_that_what_is_left_bears_less_well_is_less_of_a_gain():
+    ratios = []
+    for rate in (0.02, 0.2, 0.6):
+        found = Diagnosis.of(Base("heavy-ball", rate), measured(beyond=7.0))
+        assert found.of_limit < found.of_limit_left and found.features["relief"] < 0 < found.features["rate"]
+        ratios.append(found.ratio)
+    assert found.of_limit_left > 1 and ratios[0] < ratios[1] < ratios[2]
 
 
 def test_a_record_is_read_back_and_what_follows_is_worked_out_anew():

@@ -213,13 +213,12 @@ class Diagnosis:
 
         ``overhead``: log (1 + overhead). ``rate``: log of FOSI's factor on the base's rate. ``relief``: how much nearer
         to its limit the base is with the sharp directions than without, log ((1 + s/limit) / (1 + s_left/limit)), next
-        to nothing far below the limit; both parts count 1 at the most, since a training that goes on beyond its limit
-        is held there by something else; and only what is more than ``rate``, which is made of the same distance.
+        to nothing far below the limit; s/limit counts 1 at the most, since a training that goes on beyond its limit is
+        held there by something else; and only what is more than ``rate``, which is made of the same distance.
         ``noisy``: their sum times the share of noise. ``inside``: `gradient_inside`.
         """
         rate = math.log(self.lr_scale)
-        whole, left = (min(max(share, 0.0), 1.0) for share in (self.of_limit, self.of_limit_left))
-        relief = math.log1p(whole) - math.log1p(left)
+        relief = math.log1p(min(max(self.of_limit, 0.0), 1.0)) - math.log1p(self.of_limit_left)
         relief -= min(rate, max(relief, 0.0))
         return {
             "overhead": math.log1p(self.overhead),

@@ -14,8 +14,8 @@ HELPS, HINDERS = 0.9, 1.05
 """Below the one a predicted ratio is a gain, above the other a loss; between them neither can be told."""
 
 _PROVISIONAL = (
-    "The rule is provisional: it comes from reasoning, and the range is how far off it mostly was where it was held "
-    "against measured trainings."
+    "The rule is provisional: it comes from reasoning, and the range is somewhat wider than how far off it was where "
+    "it was held against measured trainings."
 )
 _CLEAR_GAP = 1.2
 _SUSPECT = 0.3

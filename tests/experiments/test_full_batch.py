@@ -100,6 +100,8 @@ def test_autoencoder_in_batches():
 
 
 def test_a_quick_autoencoder_sees_all_of_less(monkeypatch):
+    assert deep_ae.size_of(False, "quick") == deep_ae.QUICK and deep_ae.QUICK.examples == 2000
+    assert {deep_ae.size_of(False, mode) for mode in (None, "full", "batch")} == {deep_ae.FULL}
     monkeypatch.setattr(deep_ae, "TINY", deep_ae.TINY._replace(examples=100))
     problem = TASKS["deep-ae"].build(None, False, 0, True, mode="quick")
     assert len(problem.batch(problem.data, problem.order(jax.random.key(0))[0])) == 100

@@ -24,7 +24,7 @@ def pair(task, measured, base="adam", mode="", **features):
     return Pair(task, mode, base, {**NOTHING, **features}, ratio, ratio, None, {}, (1, 9), "test")
 
 
-def save(where, plan, losses, pace=1.0, device="test", before=math.inf):
+def save(where, plan, losses, pace=1.0, device="test", before=math.inf, diverged=False):
     """A finished run in its file, a round a ``pace`` of seconds, so many rounds of them before an estimate."""
     path = where / plan.task / "curves" / f"{plan.name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def save(where, plan, losses, pace=1.0, device="test", before=math.inf):
         }
         for i, loss in enumerate(losses, 1)
     ]
-    done = {"kind": "done", "gradient_seconds": 0.1, "peak_memory": None, "diverged": False, "compile_seconds": 1.0}
+    done = {"kind": "done", "gradient_seconds": 0.1, "peak_memory": None, "diverged": diverged, "compile_seconds": 1.0}
     path.write_text("".join(json.dumps(line) + "\n" for line in (environment, *points, done)))
 
 
@@ -105,13 +105,39 @@ def test_a_diagnosis_is_held_against_the_runs_of_its_own_base_rate_mode_and_devi
     assert predictions.write(tmp_path) == []  # of so few tasks nothing is fitted
 
 
-def test_estimates_on_a_part_come_before_those_on_all(tmp_path):
+def test_a_diagnosis_is_held_against_estimates_on_the_same_data(tmp_path):
     save(tmp_path, Plan("burgers", "adam", seconds=4), [4.0, 3.0, 2.0, 1.0])
     save(tmp_path, Plan("burgers", "fosi-adam", seconds=4), [1.0])
+    foretell(tmp_path, Plan("burgers", "adam", curvature="part"))
+    assert predictions.pairs(tmp_path) == []
     save(tmp_path, Plan("burgers", "fosi-adam", seconds=4, curvature="part"), [4.0, 1.0])
+    assert [found.ratio for found in predictions.pairs(tmp_path)] == [0.5]
     foretell(tmp_path, Plan("burgers", "adam"))
-    (found,) = predictions.pairs(tmp_path)
-    assert found.measured.median == 0.5
+    assert [found.ratio for found in predictions.pairs(tmp_path)] == [0.25]
+
+
+def test_a_run_that_diverged_is_a_miss_whatever_it_had_before(tmp_path):
+    save(tmp_path, Plan("burgers", "adam", seconds=4), [4.0, 3.0, 2.0, 1.0])
+    foretell(tmp_path, Plan("burgers", "adam"))
+    for losses in ([1.0, math.nan, math.nan], [math.nan] * 3, [4.0, math.nan, math.nan]):
+        save(tmp_path, Plan("burgers", "fosi-adam", seconds=4), losses, before=1, diverged=True)
+        (found,) = predictions.pairs(tmp_path)
+        assert found.measured.misses == 1 and found.ratio == 2.0
+        assert found.races == {0.5: 2.0}  # no number to race with, which breaks no report
+        assert np.isfinite(predictions.predicted([found, pair("wave", 0.5)])).all()
+    # A race that is over before does not know.
+    save(tmp_path, Plan("burgers", "fosi-adam", seconds=4), [4.0, 2.0, math.nan], before=1, diverged=True)
+    assert predictions.pairs(tmp_path)[0].races == {0.5: 0.5}
+
+
+def test_what_is_no_diagnosis_is_named(tmp_path):
+    save(tmp_path, Plan("burgers", "adam", seconds=4), [1.0])
+    path = tmp_path / "burgers" / "diagnosis.jsonl"
+    path.write_text(json.dumps({"plan": Plan("burgers", "adam", tiny=True).record()}) + "\n")
+    assert predictions.pairs(tmp_path) == []
+    path.write_text(json.dumps({"plan": Plan("burgers", "adam").record()}) + "\n")
+    with pytest.raises(ValueError, match=r"diagnosis.jsonl: record has no 'base'.*diagnose it again"):
+        predictions.pairs(tmp_path)
 
 
 def test_the_longest_runs_count_and_a_miss_is_as_much_later_as_the_base_was_sooner(tmp_path):
@@ -127,9 +153,11 @@ def test_the_longest_runs_count_and_a_miss_is_as_much_later_as_the_base_was_soon
     assert "| 1.50 | never (2 of 3) | - |" in said and "| 1.50 | never | - |" in said
 
 
-def test_a_diagnosis_without_times_is_held_against_runs_on_any_device(tmp_path):
+def test_a_diagnosis_without_times_is_held_against_the_device_with_most_runs(tmp_path):
     for optimizer, pace in (("adam", 1.0), ("fosi-adam", 0.5)):
         save(tmp_path, Plan("burgers", optimizer, seconds=4), [2.0, 1.0], pace, device="other")
+        save(tmp_path, Plan("burgers", optimizer, seconds=4, rate_factor=3.0), [2.0, 1.0], device="other")
+    save(tmp_path, Plan("burgers", "adam", seconds=8), [2.0, 1.0], device="yet another")
     foretell(tmp_path, Plan("burgers", "adam"))
     assert predictions.pairs(tmp_path) == []
     foretell(tmp_path, Plan("burgers", "adam"), timed=False)
@@ -168,6 +196,11 @@ def test_the_papers_tasks_have_both_targets_and_one_mode(tmp_path):
     assert found.measured.median == 0.5 and found.validation.median == 0.5
     foretell(tmp_path, Plan("lm", "adam", batch_size=64), rate=1.0)
     assert predictions.pairs(tmp_path) == [found]
+    for optimizer, losses in (("adam", [2.0, 1.0]), ("fosi-adam", [1.0, 1.0])):
+        save(tmp_path, Plan("tl", optimizer, mode="loop"), losses)  # by its name the first mode is the same
+        save(tmp_path, Plan("tl", optimizer, mode="cached"), [1.0])
+    foretell(tmp_path, Plan("tl", "adam"))
+    assert [(pair.label, pair.ratio) for pair in predictions.pairs(tmp_path)] == [("tl", 0.5), ("lm", 0.5)]
 
 
 def test_a_report_of_four_tasks_is_written_and_not_over_a_file_of_someones_own(tmp_path):

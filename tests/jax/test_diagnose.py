@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fosi.jax import Batches, ModelLoss, diagnose, estimate_spectrum
+from fosi.jax import Batches, ModelLoss, diagnose, diagnosis, estimate_spectrum
+from fosi.jax import space as sp
+from fosi.jax.curvature import Loss
 from tests import measuring
 from tests.jax.running import as_arrays, as_tree, flat, loss_fn, x64
 from tests.measuring import BATCHES, CLOSE, ELL, RATE, K
@@ -133,6 +135,17 @@ def test_times_are_measured_where_asked_for_and_nothing_of_the_users_is_changed(
     assert flat(params).tolist() == [0.0, 1.0, 2.0, 3.0] and not jax.config.jax_enable_x64
     assert timed.seconds is not None and min(timed.seconds) > 0
     assert timed.refresh_gradients == pytest.approx(timed.seconds.refresh / timed.seconds.gradient)
+
+
+def test_what_is_timed_in_a_loop_is_the_gradient_and_the_projection():
+    params, batch = {"w": jnp.arange(4.0)}, jnp.ones(4)
+    space = sp.span(params)
+    given = (Loss(lambda p, x: jnp.sum((p["w"] - x) ** 4)), space, params, batch)
+    gradient = diagnosis._gradient(*given)
+    assert jax.tree.map(np.asarray, space.unpack(diagnosis._gradients(*given)))[0].tolist() == [-4.0, 0.0, 4.0, 32.0]
+    rows = jax.tree.map(lambda x: jnp.zeros_like(x, shape=(1, *x.shape)).at[0, ..., -1].set(1), gradient)
+    left = [space.unpack(found(rows, gradient))[0] for found in (diagnosis._projections, diagnosis._projected)]
+    assert np.asarray(left[0]).tolist() == np.asarray(left[1]).tolist() != [-4.0, 0.0, 4.0, 32.0]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ Set = Annotated[
     ),
 ]
 _OUT = Path("fosi-results")
-_QUICK_ROUNDS = 30  # by then FOSI is below Adam, and a laptop has made the three runs within two minutes
+_QUICK_ROUNDS = 30  # by then FOSI is below Adam on `wave`, and a laptop has made the three runs within two minutes
 
 
 def train(

@@ -20,8 +20,9 @@ from fosi.jax.curvature import Batches, Curvature, Leaves, Loss, Operator
 from fosi.jax.spectrum import Job, Spectrum, start_key
 from fosi.options import Accept, Options, Precision
 
-_LONG, _MANY = 1e-3, 100
-"""What takes more seconds than the one is timed call by call; what takes fewer, so many times in one program."""
+_LONG, _MANY = 1e-2, 100
+"""What takes more seconds than the one is timed call by call; what takes fewer, so many times in one program, in loops
+whose length is known when they are compiled: else a GPU asks the host after every turn."""
 
 
 class Seen(Loss):
@@ -251,9 +252,6 @@ def _seconds(
         refresh=_least(lambda: job.run(params, estimated, None, start_key(0, 0)), 1),
         projections=passes * _each(lambda: _projected(used, gradient), lambda: _projections(used, gradient)),
     )
-
-
-# The loops have a length that is known when they are compiled: else a GPU asks the host after every turn.
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -55,6 +55,13 @@ class Size(NamedTuple):
 FULL, QUICK, TINY = Size(), Size((28 * 28, 200, 100, 50, 12), 2000), Size((28 * 28, 16, 8, 4), EXAMPLES, 64, 5)
 
 
+def size_of(tiny: bool, mode: str | None) -> Size:
+    """How large a problem of this mode is; None for the full one."""
+    if mode not in (None, *MODES):
+        raise ValueError(f"mode is {mode!r}; give one of {', '.join(MODES)}")
+    return TINY if tiny else QUICK if mode == "quick" else FULL
+
+
 class DeepAutoencoder(nnx.Module):
     """Hidden layers of tanh around a linear code; products in full float32.
 
@@ -94,14 +101,10 @@ def build(data_dir: Path | None, download: bool, seed: int, tiny: bool, mode: st
       mode: ``"full"``: every step sees all 60,000 images; ``"batch"``: 2,000 of them; ``"quick"``: for a laptop, every
         step sees the same 2,000, and layers are a fifth as wide.
     """
-    mode = mode or MODES[0]
-    if mode not in MODES:
-        raise ValueError(f"mode is {mode!r}; give one of {', '.join(MODES)}")
+    size, full = size_of(tiny, mode), mode != "batch"
     found = inputs.lr(data_dir, download, tiny)
-    size = TINY if tiny else QUICK if mode == "quick" else FULL
     train, test = found.train[0][: size.examples], found.validation[0]
     graph, params, nothing = split_model(DeepAutoencoder(size.encoder, nnx.Rngs(seed)))
-    full = mode != "batch"
 
     def outputs(params: Any, state: Any, images: jax.Array) -> Outputs:
         pixels = images.reshape(len(images), -1).astype(jnp.float32) / 255

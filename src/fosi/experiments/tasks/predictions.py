@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from fosi.experiments import figures, records
 from fosi.experiments.tasks import PAPER, TASKS, markdown, ratios, report, standings, summary
 from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.race import SHARES, race
-from fosi.experiments.tasks.ratios import Ratio
+from fosi.experiments.tasks.ratios import MISS, Ratio
 from fosi.experiments.tasks.runs import Curve
 from fosi.experiments.tasks.standings import Entry
 
@@ -61,8 +62,8 @@ class Pair(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """What is measured, as a number."""
-        return self.measured.median
+        """What is measured, as a number: 2 for a miss, which is a run that diverged."""
+        return _number(self.measured)
 
 
 def write(where: Path) -> list[Path]:
@@ -81,8 +82,9 @@ def write(where: Path) -> list[Path]:
 def pairs(where: Path) -> list[Pair]:
     """All bases that were diagnosed on a task and trained there alone and with FOSI, on the same device.
 
-    Each with the task's own rate, batches and settings, and as it was diagnosed last. Where the cost of an estimate was
-    counted, not timed, nothing in a diagnosis is of the device, and it is held against runs on any.
+    Each with the task's own rate, batches and settings, and as it was diagnosed last, with estimates on the same data.
+    Where the cost of an estimate was counted, not timed, nothing in a diagnosis is of the device: then it is held
+    against the runs of the device with most of them.
     """
     found: dict[tuple[str, str, str], Pair] = {}
     for task in TASKS:
@@ -90,23 +92,25 @@ def pairs(where: Path) -> list[Pair]:
         if not path.exists():
             continue
         curves = summary.retimed(summary.curves(where / task))
+        devices = Counter(curve.environment["device"] for curve in curves).most_common(1)
         for line in records.read_jsonl(path):
-            plan, seen = Plan(**line["plan"]), diagnosis.from_record(line)
+            plan = Plan(**line["plan"])
             if plan.tiny or plan.rate_factor != 1 or plan.batch_size is not None:
                 continue
+            try:
+                seen = diagnosis.from_record(line)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}; diagnose it again") from error
+            device = devices[0][0] if devices and seen.seconds is None else line["device"]
+            there = [curve for curve in curves if curve.environment["device"] == device]
+            alone, ours = _entries(there, plan)
+            measured, target = (None, None) if ours is None or alone is None else _ratios_to(ours, alone)
+            if alone is None or ours is None or measured is None or target is None:
+                continue
             key = (task, plan.other_mode, plan.optimizer)
-            timed = [] if seen.seconds is None else [line["device"]]
-            for device in timed or sorted({curve.environment["device"] for curve in curves}):
-                there = [curve for curve in curves if curve.environment["device"] == device]
-                alone, ours = _entries(there, plan)
-                if alone is None or ours is None:
-                    continue
-                measured, target = ours.ratio_to_both(alone), ours.ratio(alone)
-                if measured is not None and target is not None:
-                    validation = _validation(there, plan)
-                    races = {share: known.median for share in SHARES if (known := race(ours, alone, share))}
-                    after = line["step"], max(curve.points[-1].step for curve in alone.runs.values())
-                    found[key] = Pair(*key, seen.features, measured, target, validation, races, after, device)
+            races = {share: _number(known) for share in SHARES if (known := race(ours, alone, share))}
+            after = line["step"], max(curve.points[-1].step for curve in alone.runs.values())
+            found[key] = Pair(*key, seen.features, measured, target, _validation(there, plan), races, after, device)
     return list(found.values())
 
 
@@ -155,10 +159,10 @@ def text(found: Sequence[Pair], apart: NDArray[np.float64]) -> list[str]:
     return [
         f"Written by `fosi report` from the `diagnosis.jsonl` and the runs in this folder; runs on {devices}. A "
         "ratio is of FOSI's seconds over the base's, to the lowest training loss that both come to, with the task's "
-        "own settings: that of the base, wherever FOSI ever has it, and else FOSI's own. Each is predicted by a rule "
-        "that was fitted to all other tasks.",
-        f"Spearman's rank correlation of predicted and measured: {_ranked(found, apart)}. By reasoning alone, a rule "
-        f"that was fitted to no task: {_ranked(found, reasoned)}.",
+        "own settings: that of the base, wherever FOSI ever has it, and else FOSI's own. A run that diverged is a miss "
+        f"and counts {MISS:g}. Each is predicted by a rule that was fitted to all other tasks.",
+        f"Spearman's rank correlation of predicted and measured: {_ranked(found, apart)}. By reasoning alone, with "
+        f"coefficients that were fitted to no task: {_ranked(found, reasoned)}.",
         markdown.table([*headings, "measured, training loss", "to the base's lowest", "to its best validation"], rows),
         "![predicted and measured](diagnosis.png)",
         *_races(found),
@@ -200,6 +204,14 @@ def _ratios(found: Sequence[Pair]) -> list[float]:
     return [pair.ratio for pair in found]
 
 
+def _ratios_to(ours: Entry, alone: Entry) -> tuple[Ratio | None, Ratio | None]:
+    return ours.ratio_to_both(alone), ours.ratio(alone)
+
+
+def _number(ratio: Ratio) -> float:
+    return ratio.median if math.isfinite(ratio.median) else MISS
+
+
 def _ranked(found: Sequence[Pair], values: NDArray[np.float64]) -> str:
     """How well predictions rank the tasks and the pairs, and how far off they are."""
     by = [list(by_task(found, some).values()) for some in (values, _ratios(found))]
@@ -233,18 +245,22 @@ def _races(found: Sequence[Pair]) -> list[str]:
 
 
 def _entries(curves: Sequence[Curve], plan: Plan) -> tuple[Entry | None, Entry | None]:
-    """The base alone and FOSI around it, with the task's own settings: in the longest runs that there are of both."""
+    """The base alone and FOSI around it, with the task's own settings, and estimates on what they were diagnosed on.
+
+    The paper's tasks as long as the paper has them; of the others the longest runs that there are of both.
+    """
     names = plan.optimizer, f"fosi-{plan.optimizer}"
     if plan.task in PAPER:
-        wanted = [replace(plan, optimizer=name, curvature="fixed") for name in names]
-        every = [{c.plan.seed: c for c in curves if c.plan.with_seed(plan.seed) == one} for one in wanted]
+        alike = [replace(plan, optimizer=name, curvature="fixed", mode=None) for name in names]
+        known = [curve for curve in curves if curve.plan.other_mode == plan.other_mode]
+        every = [{c.plan.seed: c for c in known if replace(c.plan, seed=plan.seed, mode=None) == one} for one in alike]
         alone, ours = (Entry(name, "", some) if some else None for name, some in zip(names, every, strict=True))
         return alone, ours
     found: list[tuple[float, Entry, Entry]] = []
-    for kind, known in standings.kinds(curves).items():
-        alone, ours = (_own(known, name) for name in names)
-        alike = not kind.tiny and kind.mode == plan.other_mode and kind.backend == plan.backend
-        if alike and alone is not None and ours is not None:
+    for kind, known_entries in standings.kinds(curves).items():
+        alone, ours = _own(known_entries, names[0], "fixed"), _own(known_entries, names[1], plan.curvature)
+        right = not kind.tiny and kind.mode == plan.other_mode and kind.backend == plan.backend
+        if right and alone is not None and ours is not None:
             found.append((alone.seconds or 0.0, alone, ours))
     return max(found, key=lambda some: some[0])[1:] if found else (None, None)
 
@@ -257,11 +273,10 @@ def _validation(curves: Sequence[Curve], plan: Plan) -> Ratio | None:
     return None if group is None else group.ratio(group.pick(f"fosi-{plan.optimizer}"), plan.optimizer)
 
 
-def _own(known: Sequence[Entry], optimizer: str) -> Entry | None:
-    """The runs with the task's own settings; where estimates are on a part of a full batch, those."""
-    able = {}
+def _own(known: Sequence[Entry], optimizer: str, curvature: str) -> Entry | None:
+    """The runs with the task's own settings."""
     for entry in known:
         plan = next(iter(entry.runs.values())).plan
-        if plan.optimizer == optimizer and plan.rate_factor == 1 and not plan.options:
-            able[plan.curvature] = entry
-    return able.get("part", able.get("fixed"))
+        if (plan.optimizer, plan.rate_factor, plan.curvature, plan.options) == (optimizer, 1, curvature, {}):
+            return entry
+    return None

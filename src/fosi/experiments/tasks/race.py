@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from fosi.experiments.tasks.ratios import Ratio
@@ -25,20 +24,21 @@ def race(ours: Entry, alone: Entry, share: float) -> Ratio | None:
     Returns:
       The ratio over the seeds that both have; None where no seed has a round of both in there.
     """
-    cuts = {seed: found for seed, curve in ours.runs.items() for found in _cut(curve, alone.runs.get(seed), share)}
-    first = replace(ours, runs={seed: cut[0] for seed, cut in cuts.items()})
-    return first.ratio_to_both(replace(alone, runs={seed: cut[1] for seed, cut in cuts.items()}))
+    both = [seed for seed in ours.runs if seed in alone.runs]
+    known = {seed: cut for seed in both if (cut := _cut(ours.runs[seed], alone.runs[seed], share))}
+    first = replace(ours, runs={seed: cut[0] for seed, cut in known.items()})
+    return first.ratio_to_both(replace(alone, runs={seed: cut[1] for seed, cut in known.items()}))
 
 
-def _cut(ours: Curve, alone: Curve | None, share: float) -> Iterator[tuple[Curve, Curve]]:
+def _cut(ours: Curve, alone: Curve, share: float) -> tuple[Curve, Curve] | None:
     """The two runs between the last round before an estimate and the race's end, on a clock that starts there."""
     before = [point for point in ours.points if point.refreshes == 0]
-    if alone is None or len(before) == len(ours.points):
-        return
+    if len(before) == len(ours.points):
+        return None
     step, length = before[-1].step if before else 0, share * alone.points[-1].seconds
-    found = tuple(replace(curve, points=_between(curve.points, step, length)) for curve in (ours, alone))
-    if all(curve.points for curve in found):
-        yield found[0], found[1]
+    # That one of them diverges later is not known by then, and so neither is how it was done.
+    cut = [replace(curve, points=_between(curve.points, step, length), done=None) for curve in (ours, alone)]
+    return (cut[0], cut[1]) if all(curve.points for curve in cut) else None
 
 
 def _between(points: tuple[Point, ...], step: int, length: float) -> tuple[Point, ...]:

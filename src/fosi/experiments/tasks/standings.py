@@ -111,22 +111,23 @@ class Entry:
         return self._ratio(peer, lambda ours, theirs: theirs)
 
     def ratio_to_both(self, peer: Entry) -> Ratio | None:
-        """The same to the lowest loss that both come to, which there always is.
+        """The same to the lowest loss that both come to: where it never has the peer's, how much later it is.
 
-        Where it never has the peer's, how long the peer took to its own says how much later it is.
+        Infinite for a run that diverged, whatever it had before, and so is the median where half of them did.
         """
-        return self._ratio(peer, max)
+        return self._ratio(peer, max, to_the_end=True)
 
-    def _ratio(self, peer: Entry, target: Callable[[float, float], float]) -> Ratio | None:
+    def _ratio(self, peer: Entry, target: Callable[[float, float], float], to_the_end: bool = False) -> Ratio | None:
         found, misses = [], 0
         for seed, curve in self.runs.items():
-            lows = lowest(curve), lowest(peer.runs[seed]) if seed in peer.runs else None
-            if lows[1] is None or not math.isfinite(lows[1].seconds):
+            low, lowest_peer = lowest(curve), lowest(peer.runs[seed]) if seed in peer.runs else None
+            if lowest_peer is None or not math.isfinite(lowest_peer.seconds):
                 continue
-            wanted = target(math.inf if lows[0] is None else lows[0].train_loss, lows[1].train_loss)
+            wanted = target(math.inf if low is None else low.train_loss, lowest_peer.train_loss)
             ours, theirs = reached(curve, wanted), reached(peer.runs[seed], wanted)
-            misses += ours is None
-            if ours is not None and theirs is not None and math.isfinite(ours.seconds):
+            if low is None or ours is None or (to_the_end and curve.done is not None and curve.done["diverged"]):
+                misses += 1
+            elif theirs is not None and math.isfinite(ours.seconds):
                 found.append(ours.seconds / theirs.seconds)
         return Ratio.of(found, misses, math.inf)
 
