@@ -4,15 +4,20 @@ import gc
 import os
 from pathlib import Path
 
-# Compiling is most of what the tests do: without LLVM's optimizations it takes two thirds of the time. Before JAX is
-# there, which reads it once; XLA_FLAGS= gives the programs that users run.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# Compiling is most of what the tests do: without LLVM's optimizations it takes two thirds of the time. And a busy
+# machine may keep one of eight devices from a sum for longer than the 40 seconds after which XLA ends the process.
+# Before JAX is there, which reads it once; XLA_FLAGS= gives the programs that users run.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_collective_call_terminate_timeout_seconds=600"
+)
 
 import jax
 import pytest
 
 # Before the first computation: the backend reads it once. The sharding tests need a mesh.
 jax.config.update("jax_num_cpu_devices", 8)
+# One program at a time: of several under way, each on eight devices, two have kept each other's threads waiting.
+jax.config.update("jax_cpu_enable_async_dispatch", False)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 MAPS = Path("/proc/self/maps")
