@@ -104,8 +104,10 @@ def pairs(where: Path) -> list[Pair]:
             device = devices[0][0] if devices and seen.seconds is None else line["device"]
             there = [curve for curve in curves if curve.environment["device"] == device]
             alone, ours = _entries(there, plan)
-            measured, target = (None, None) if ours is None or alone is None else _ratios_to(ours, alone)
-            if alone is None or ours is None or measured is None or target is None:
+            if alone is None or ours is None:
+                continue
+            measured, target = ours.ratio_to_both(alone), ours.ratio(alone)
+            if measured is None or target is None:
                 continue
             key = (task, plan.other_mode, plan.optimizer)
             races = {share: _number(known) for share in SHARES if (known := race(ours, alone, share))}
@@ -202,10 +204,6 @@ def draw(found: Sequence[Pair], apart: NDArray[np.float64]) -> Figure:
 
 def _ratios(found: Sequence[Pair]) -> list[float]:
     return [pair.ratio for pair in found]
-
-
-def _ratios_to(ours: Entry, alone: Entry) -> tuple[Ratio | None, Ratio | None]:
-    return ours.ratio_to_both(alone), ours.ratio(alone)
 
 
 def _number(ratio: Ratio) -> float:
