@@ -51,7 +51,7 @@ def test_the_example_in_the_docstring_builds_an_optimizer():
 @pytest.mark.parametrize(
     ("base", "own"),
     [
-        ("adam", {"k": 10, "num_matvecs": 40, "alpha": 0.1, "warmup": 200}),
+        ("adam", {"k": 10, "num_matvecs": 40, "alpha": 0.01, "warmup": 200}),
         ("lbfgs", {"k": 40, "num_matvecs": 60, "alpha": 1.0, "warmup": 1}),
     ],
 )

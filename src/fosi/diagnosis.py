@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fosi import scaling, schedule, verdict
-from fosi.measured import Measured, Seconds, signal_and_noise
+from fosi import scaling, verdict
+from fosi.measured import Measured, Seconds, refresh_cost, signal_and_noise
 from fosi.options import Options
 from fosi.prediction import COEFFICIENTS, fit, leave_one_out, predict, spearman
 from fosi.stability import Base, BaseName
@@ -138,7 +138,7 @@ class Diagnosis:
         signal, noise = signal_and_noise(within)
         signal_out, noise_out = signal_and_noise(without)
         whole_square = float(np.sum(within) + np.sum(without))  # of the sum over batches
-        cost, every, extra = _cost(m, options)
+        cost, every, extra = refresh_cost(m, options)
         return cls(
             base=base.name,
             learning_rate=float(base.learning_rate),
@@ -201,11 +201,24 @@ class Diagnosis:
 
     @property
     def noise_share(self) -> float:
-        """Noise outside over noise and signal there, from 0 to 1; of one batch, which does not tell, 1."""
+        """How much of what longer steps would gain noise takes, by `Base.noise_share`; 1 of one batch, without any."""
         if self.noise_outside is None:
             return 1.0
-        whole = self.noise_outside + max(self.signal_outside, 0.0)
-        return self.noise_outside / whole if whole > 0 else 0.0
+        base = Base(self.base, self.learning_rate, self.momentum)
+        return base.noise_share(max(self.sharpness_left or 0.0, 0.0), self.signal_outside, self.noise_outside)
+
+    @property
+    def longer(self) -> float:
+        """How many times as long the base's steps outside become with FOSI, at most, if nothing else holds them back.
+
+        Adam divides by √ν, and inside FOSI ν is of what FOSI leaves: 1/√(1 − f) with f the subspace's share of a
+        batch's squared gradient. Infinite where nothing is left, and for a base that does not divide.
+        """
+        if not Base(self.base, self.learning_rate, self.momentum).adaptive:
+            return math.inf
+        outside = max(self.signal_outside, 0.0) + (self.noise_outside or 0.0)
+        whole = max(self.signal_inside, 0.0) + (self.noise_inside or 0.0) + outside
+        return math.sqrt(whole / outside) if outside > 0 else math.inf
 
     @property
     def features(self) -> dict[str, float]:
@@ -214,11 +227,13 @@ class Diagnosis:
         ``overhead``: log (1 + overhead). ``rate``: log of FOSI's factor on the base's rate. ``relief``: how much nearer
         to its limit the base is with the sharp directions than without, log ((1 + s/limit) / (1 + s_left/limit)), next
         to nothing far below the limit; s/limit counts 1 at the most, since a training that goes on beyond its limit is
-        held there by something else; and only what is more than ``rate``, which is made of the same distance.
-        ``noisy``: their sum times the share of noise. ``inside``: `gradient_inside`.
+        held there by something else; no more than log `longer`; and only what is more than ``rate``, which is made of
+        the same distance.
+        ``noisy``: their sum times `noise_share`. ``inside``: `gradient_inside`.
         """
         rate = math.log(self.lr_scale)
         relief = math.log1p(min(max(self.of_limit, 0.0), 1.0)) - math.log1p(self.of_limit_left)
+        relief = min(relief, math.log(self.longer))
         relief -= min(rate, max(relief, 0.0))
         return {
             "overhead": math.log1p(self.overhead),
@@ -273,24 +288,6 @@ def from_record(record: Mapping[str, Any]) -> Diagnosis:
     given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     seconds = given.pop("seconds")
     return Diagnosis(**given, seconds=None if seconds is None else Seconds(**seconds))
-
-
-def _cost(measured: Measured, options: Options) -> tuple[float, int | None, float]:
-    """A refresh in gradients, T as it is given or by the budget, and the overhead with that T."""
-    matvecs, seconds = measured.num_matvecs, measured.seconds
-    given = None if options.refresh_every is None else options.schedule(measured.n).every
-    counted = schedule.refresh_interval(matvecs, options.overhead) if given is None else given
-    if seconds is None:
-        return 2.0 * matvecs, counted, 2 * matvecs / counted
-    step = seconds.gradient + seconds.projections
-    every: int | None = given
-    if given is None:
-        try:
-            every = schedule.measured_refresh_interval(seconds.gradient, step, seconds.refresh, options.overhead)
-        except ValueError:  # the products with V alone use it up
-            every = None
-    extra = (seconds.projections + seconds.refresh / (every or counted)) / seconds.gradient
-    return seconds.refresh / seconds.gradient, every, extra
 
 
 def _over(largest: float, other: float) -> float | None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fosi import schedule
+from fosi.options import Options
 
 
 class Seconds(NamedTuple):
@@ -15,11 +20,26 @@ class Seconds(NamedTuple):
       gradient: of one batch.
       refresh: of one estimate on one batch.
       projections: of all products with V that one step of FOSI adds.
+      step: of one whole step of the base where it trains, batches and all; None where it is not known, and then a
+        gradient stands in.
     """
 
     gradient: float
     refresh: float
     projections: float
+    step: float | None = None
+
+
+def check_step(step_seconds: float | None, timed: bool) -> None:
+    """Raises where what a step of the base takes is no time, or nothing is timed that it could stand beside."""
+    if step_seconds is None:
+        return
+    if not (isinstance(step_seconds, numbers.Real) and math.isfinite(step_seconds) and step_seconds > 0):
+        raise ValueError(f"step_seconds must be a finite number > 0, the seconds of one step, got {step_seconds!r}")
+    if not timed:
+        raise ValueError(
+            f"step_seconds={step_seconds} needs timed=True: without it an estimate is counted in gradients"
+        )
 
 
 class Measured(NamedTuple):
@@ -79,3 +99,22 @@ def signal_and_noise(gram: NDArray[Any]) -> tuple[float, float | None]:
         return own, None
     signal = (float(np.sum(gram)) - own) / (count * (count - 1))
     return signal, max(own / count - signal, 0.0)
+
+
+def refresh_cost(measured: Measured, options: Options) -> tuple[float, int | None, float]:
+    """A refresh in gradients, T as it is given or by the budget, and the overhead with that T."""
+    matvecs, seconds = measured.num_matvecs, measured.seconds
+    given = None if options.refresh_every is None else options.schedule(measured.n).every
+    counted = schedule.refresh_interval(matvecs, options.overhead) if given is None else given
+    if seconds is None:
+        return 2.0 * matvecs, counted, 2 * matvecs / counted
+    alone = seconds.step or seconds.gradient
+    every: int | None = given
+    if given is None:
+        try:
+            with_ours = alone + seconds.projections
+            every = schedule.measured_refresh_interval(alone, with_ours, seconds.refresh, options.overhead)
+        except ValueError:  # the products with V alone use it up
+            every = None
+    extra = (seconds.projections + seconds.refresh / (every or counted)) / alone
+    return seconds.refresh / seconds.gradient, every, extra

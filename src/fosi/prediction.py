@@ -19,7 +19,7 @@ PHYSICAL: Mapping[str, float] = {
     "overhead": 1.0,  # time is time
     "rate": -1.0,  # slow directions go as fast as the rate that they are given
     "relief": -1.0,
-    "noisy": 0.5,  # where noise is all there is, steps average it like 1/√steps: half of the gain, in logarithms
+    "noisy": 1.0,  # where steps are as long as the noise allows, longer ones gain nothing
     "inside": 0.0,
 }
 """What one would expect without having measured anything; where few ratios are known, a fit stays close to it."""
@@ -146,7 +146,7 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
         raise ValueError(f"a has {len(first)} numbers and b {len(second)}; give as many of each, at least 2")
     for name, values in (("a", first), ("b", second)):
         if not np.isfinite(values).all():
-            raise ValueError(f"{name}={values.tolist()} must be finite; count one that never ended as 2")
+            raise ValueError(f"{name}={values.tolist()} must be finite; count one that diverged as 2")
     x, y = (ranks - ranks.mean() for ranks in (_ranks(first), _ranks(second)))
     size = math.sqrt(float((x @ x) * (y @ y)))
     return float(x @ y) / size if size else math.nan
@@ -166,7 +166,7 @@ def _rows(features: Sequence[Features], ratios: ArrayLike) -> tuple[NDArray[np.f
     if values.ndim != 1 or len(values) != len(features) or not len(values):
         raise ValueError(f"ratios has shape {values.shape}, but features has {len(features)}; give one ratio for each")
     if not (np.isfinite(values).all() and (values > 0).all()):
-        raise ValueError(f"ratios={values.tolist()} must be positive and finite; count one that never ended as 2")
+        raise ValueError(f"ratios={values.tolist()} must be positive and finite; count one that diverged as 2")
     return np.stack([_row(one) for one in features]), np.log(values)
 
 

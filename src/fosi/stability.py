@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 BaseName = Literal["gd", "heavy-ball", "nesterov", "adam", "adamw"]
+_BEARABLE, _LEAST_SIGNAL = 50.0, 0.01
 _RULES = {"gd": "gd", "heavy-ball": "heavy_ball", "nesterov": "nesterov"}
 
 
@@ -69,6 +70,27 @@ class Base:
         if self.name == "nesterov":
             return 2 * (1 + beta) / ((1 + 2 * beta) * eta)
         return 2 * (1 + beta) / ((1 - beta) * eta)
+
+    def noise_share(self, sharpness: float, signal: float, noise: float) -> float:
+        """How much of what longer steps would gain the noise takes, from 0 to 1.
+
+        Steps of rate η lower a quadratic function by η |g|² and raise it by ½ η² tr(H Σ), at most ½ η² λ₁ tr Σ. With
+        c = η λ₁ tr Σ / |g|² it is c / (c + 50): noise spreads over directions that are mostly far less sharp than the
+        sharpest, so c must be well above 1 before steps are as long as noise allows. η is that of many steps together,
+        η/(1 − β) where momentum sums; for Adam η itself, in the metric in which its λ₁ is.
+
+        Args:
+          sharpness: λ₁ of what the base is left with.
+          signal: |g|² of the expected gradient there; counts no less than a hundredth of the noise, since a few batches
+            do not tell less from nothing.
+          noise: tr Σ of one batch's gradient there.
+        """
+        if noise <= 0:
+            return 0.0
+        sums = self.name in ("heavy-ball", "nesterov")
+        rate = self.learning_rate / (1 - self.momentum) if sums else self.learning_rate
+        cost = rate * sharpness * noise / max(signal, _LEAST_SIGNAL * noise)
+        return cost / (cost + _BEARABLE)
 
     def inverse_root(self, nu: Any) -> Any:
         """(√ν + ε)^(−½), which stands on both sides of the Hessian; for arrays of any framework."""

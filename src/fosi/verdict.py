@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from fosi import prediction, schedule
+from fosi.options import Options
 
 if TYPE_CHECKING:  # it has `explain`, which calls this
     from fosi.diagnosis import Diagnosis
@@ -25,9 +26,10 @@ def settings(found: Diagnosis) -> dict[str, Any]:
     """Keyword arguments for FOSI that suit a diagnosis.
 
     ``k``: up to the last clear gap, λ_i ≥ 1.2 λ_{i+1}, among the accepted: below it the eigenvectors mix with the next
-    ones and turn between two estimates. ``alpha``: 0.1, or the paper's 0.01 where noise outweighs signal inside.
-    ``refresh_every``: T by the budget. ``warmup``: T, or 2T where negative curvature is large: the point is still far
-    from where a quadratic model means anything. ``max_lr_scale``: 1 where a faster base would be unstable.
+    ones and turn between two estimates. ``alpha``: the paper's; ten times that is not sooner, and may diverge where the
+    curvature changes within T steps. ``refresh_every``: T by the budget. ``warmup``: T, or 2T where negative curvature
+    is large: the point is still far from where a quadratic model means anything. ``max_lr_scale``: 1 where a faster
+    base would be unstable.
 
     Args:
       found: the diagnosis.
@@ -37,12 +39,11 @@ def settings(found: Diagnosis) -> dict[str, Any]:
     """
     if not found.used:
         return {}
-    noise = found.noise_inside
     every = found.refresh_every or schedule.refresh_interval(found.num_matvecs, found.budget)
     made: dict[str, Any] = {
         "k": _pairs(found),
         "ell": found.ell,
-        "alpha": 0.1 if noise is not None and noise < max(found.signal_inside, 0.0) else 0.01,
+        "alpha": Options.alpha,
         "refresh_every": every,
         "warmup": 2 * every if _far(found) else every,
         "num_matvecs": found.num_matvecs,  # what the pairs were judged by, and T is for; fewer pairs would take fewer
@@ -129,7 +130,10 @@ def _noise(found: Diagnosis) -> str:
         return said + " One batch does not tell noise from signal: give two or more."
     inside = _times(found.noise_inside, found.signal_inside)
     outside = _times(found.noise_outside, found.signal_outside)
-    return said + f" Noise of one batch is {inside} the signal inside and {outside} outside."
+    said += f" Noise of one batch is {inside} the signal inside and {outside} outside."
+    if found.noise_share > 0.5:
+        said += " Steps are about as long as it allows: longer ones would gain little."
+    return said
 
 
 def _advice(found: Diagnosis) -> str:

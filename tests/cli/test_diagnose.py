@@ -96,6 +96,9 @@ def test_batches_are_the_next_ones_and_a_full_batch_is_the_same_again(tmp_path):
     order = probe.engine.order(1)
     for batch, indices in zip(probe.batches(2), order[2:4], strict=True):
         np.testing.assert_array_equal(batch[1][1], probe.engine.problem.data[1][indices])
+    before = jax.tree.map(np.array, probe.run)
+    assert probe.step_seconds() > 0
+    jax.tree.map(np.testing.assert_array_equal, before, probe.run)  # the training has not gone on
 
 
 @pytest.mark.parametrize(

@@ -221,5 +221,9 @@ def test_report_draws_what_adam_and_fosi_found(tmp_path):
         one = drawn[entry.optimizer]
         error = np.linalg.norm(one["found"].astype(float) - one["exact"]) / np.linalg.norm(one["exact"].astype(float))
         assert error == pytest.approx(entry.runs[0].points[-1].metric, rel=1e-4)
-    (folder / "solutions" / entries[0].runs[0].path.with_suffix(".npz").name).unlink()
-    assert len(suite_report.solutions(folder, entries, peer)) == 1
+    missing = find(entries, "adam")
+    curve = missing.runs[0]
+    (folder / "solutions" / f"{curve.path.stem}.npz").rename(folder / "solutions" / "other.npz")
+    assert [*suite_report.solutions(folder, entries, peer)] == ["fosi-adam"]
+    two = replace(missing, runs={0: curve, 1: replace(curve, path=curve.path.with_name("other.jsonl"))})
+    assert [*suite_report.solutions(folder, [two, *entries], peer)] == ["adam", "fosi-adam"]

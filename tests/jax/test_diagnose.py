@@ -131,10 +131,12 @@ def test_times_are_measured_where_asked_for_and_nothing_of_the_users_is_changed(
         return quadratic(params["w"], batch), "aux"
 
     params = {"w": jnp.arange(4.0)}
-    timed = diagnose(loss, params, [jnp.zeros(4)], has_aux=True, base="adam", learning_rate=0.01, k=2, timed=True)
+    given = {"has_aux": True, "base": "adam", "learning_rate": 0.01, "k": 2, "timed": True}
+    timed = diagnose(loss, params, [jnp.zeros(4)], step_seconds=9.0, **given)
     assert flat(params).tolist() == [0.0, 1.0, 2.0, 3.0] and not jax.config.jax_enable_x64
     assert timed.seconds is not None and min(timed.seconds) > 0
     assert timed.refresh_gradients == pytest.approx(timed.seconds.refresh / timed.seconds.gradient)
+    assert timed.seconds.step == 9.0 and diagnose(loss, params, [jnp.zeros(4)], **given).seconds.step is None
 
 
 def test_what_is_timed_in_a_loop_is_the_gradient_and_the_projection():
@@ -164,6 +166,8 @@ def test_what_is_timed_in_a_loop_is_the_gradient_and_the_projection():
         ({"curvature_batches": []}, TypeError, "curvature_batches must be a list of at least one batch, got list"),
         ({"curvature_batches": jnp.zeros(4)}, ValueError, "curvature_batches must be .* a list of others or None"),
         ({"loss_fn": None}, ValueError, "loss_fn"),
+        ({"timed": True, "step_seconds": 0.0}, ValueError, "step_seconds must be a finite number > 0, .* got 0.0"),
+        ({"step_seconds": 0.1}, ValueError, "step_seconds=0.1 needs timed=True"),
     ],
 )
 def test_bad_input_is_named(given, error, message):

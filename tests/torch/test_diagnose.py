@@ -86,8 +86,8 @@ def test_a_module_with_batches_and_second_moments_by_name():
         p.grad = torch.ones_like(p)
     nu = {name: torch.ones_like(p) for name, p in model.named_parameters()}
     given = {"learning_rate": 1e-3, "k": 2, "seed": 3}
-    got = diagnose(lambda x: model(x).square().mean(), model, batches, nu=nu, timed=True, **given)
-    assert got.n == sum(p.numel() for p in model.parameters()) and min(got.seconds) > 0
+    got = diagnose(lambda x: model(x).square().mean(), model, batches, nu=nu, timed=True, step_seconds=9.0, **given)
+    assert got.seconds.step == 9.0 and got.n == sum(p.numel() for p in model.parameters()) and min(got.seconds) > 0
     # With ν = 1 the division is by 1 + ε: Adam sees the Hessian itself.
     assert got.sharpness == pytest.approx(got.eigenvalues[0], rel=1e-4)
     assert torch.equal(model[1].running_mean, running) and all((p.grad == 1).all() for p in model.parameters())
@@ -107,6 +107,8 @@ def test_the_same_batch_twice_says_that_there_is_no_noise():
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
+        ({"timed": True, "step_seconds": -1.0}, ValueError, "step_seconds must be a finite number > 0, .* got -1.0"),
+        ({"step_seconds": 0.1}, ValueError, "step_seconds=0.1 needs timed=True"),
         ({"base": "sgd"}, ValueError, "base must be one of .* got 'sgd'"),
         (
             {"batches": None},

@@ -18,6 +18,7 @@ from fosi.diagnosis import Base, BaseName, Diagnosis, Measured, Seconds
 from fosi.jax import space as sp
 from fosi.jax.curvature import Batches, Curvature, Leaves, Loss, Operator
 from fosi.jax.spectrum import Job, Spectrum, start_key
+from fosi.measured import check_step
 from fosi.options import Accept, Options, Precision
 
 _LONG, _MANY = 1e-2, 100
@@ -64,6 +65,7 @@ def diagnose(
     micro_batches: int = 1,
     curvature_batches: int | Sequence[Any] | None = None,
     timed: bool = False,
+    step_seconds: float | None = None,
 ) -> Diagnosis:
     """Whether FOSI is likely to help at this point of a training, by how much, and with which settings.
 
@@ -98,6 +100,8 @@ def diagnose(
         part of the data where a batch is all of it; None for all.
       timed: whether to measure what a gradient and an estimate take, here and now, rather than count a product as two
         gradients.
+      step_seconds: with ``timed``, what a step of the base takes where it trains, loading and all; None for a gradient
+        alone, which for a small model is far less.
 
     Returns:
       A ``fosi.diagnosis.Diagnosis``; its ``explain()`` says it in words.
@@ -116,6 +120,7 @@ def diagnose(
       100 of 380, 1 left to the base
     """
     optimizer = Base(base, learning_rate, momentum, adam_eps)
+    check_step(step_seconds, timed)
     drawn = checked(batches)
     space = sp.span(params, mask)
     options = Options(
@@ -172,7 +177,9 @@ def diagnose(
             sharpness_left=sharpness_left,
             inside=inside,
             outside=outside,
-            seconds=_seconds(job, optimizer, params, drawn[0], taken[0], gradients[0], used) if timed else None,
+            seconds=_seconds(job, optimizer, params, drawn[0], taken[0], gradients[0], used)._replace(step=step_seconds)
+            if timed
+            else None,
         ),
         options,
     )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fosi.batches import checked, distinct
 from fosi.diagnosis import Base, BaseName, Diagnosis, Measured, Seconds
+from fosi.measured import check_step
 from fosi.options import Accept, Options, Precision
 from fosi.torch import lanczos
 from fosi.torch import space as sp
@@ -45,6 +46,7 @@ def diagnose(
     model: nn.Module | None = None,
     curvature_batches: int | Sequence[Any] | None = None,
     timed: bool = False,
+    step_seconds: float | None = None,
 ) -> Diagnosis:
     """Whether FOSI is likely to help at this point of a training, by how much, and with which settings.
 
@@ -78,6 +80,8 @@ def diagnose(
         part of the data where a batch is all of it; None for all.
       timed: whether to measure what a gradient and an estimate take, here and now, rather than count a product as two
         gradients.
+      step_seconds: with ``timed``, what a step of the base takes where it trains, loading and all; None for a gradient
+        alone, which for a small model is far less.
 
     Returns:
       A ``fosi.diagnosis.Diagnosis``; its ``explain()`` says it in words.
@@ -97,6 +101,7 @@ def diagnose(
       100 of 380, 1 left to the base
     """
     optimizer = Base(base, learning_rate, momentum, adam_eps)
+    check_step(step_seconds, timed)
     losses = _losses(closure, batches)
     if isinstance(params, nn.Module):
         model = params if model is None else model
@@ -159,7 +164,9 @@ def diagnose(
             sharpness_left=sharpness_left,
             inside=inside,
             outside=outside,
-            seconds=_seconds(losses[0], over[0], space, options, model, optimizer, gradients[0], used)
+            seconds=_seconds(losses[0], over[0], space, options, model, optimizer, gradients[0], used)._replace(
+                step=step_seconds
+            )
             if timed
             else None,
         ),

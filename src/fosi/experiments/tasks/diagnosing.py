@@ -31,6 +31,8 @@ def diagnose(probe: Probe, batches: int, **given: Any) -> Diagnosis:
     task, problem = probe.plan.of, probe.engine.problem
     if probe.plan.curvature == "part" and problem.part is not None:
         given["curvature_batches"] = [(probe.run.state, problem.part(problem.data))]
+    if given.get("timed"):
+        given["step_seconds"] = probe.step_seconds()
     return measure(
         probe.loss,
         probe.run.params,

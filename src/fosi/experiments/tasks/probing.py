@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,11 @@ import optax
 
 from fosi.experiments.tasks import runs, settings
 from fosi.experiments.tasks.jax_engine import JaxEngine
-from fosi.experiments.tasks.on_device import JaxRun
+from fosi.experiments.tasks.on_device import JaxRun, own
 from fosi.experiments.tasks.plan import Plan
 
 _CHUNK = 10
+_TIMED = 100
 _B2 = 0.999
 
 
@@ -63,6 +65,18 @@ class Probe:
                 made[key] = (self.run.state, engine.problem.batch(engine.problem.data, indices))
             found.append(made[key])
         return found
+
+    def step_seconds(self) -> float:
+        """What a step of the training takes, with its batch and its update: the mean over some that lead nowhere."""
+        engine, count = self.engine, min(self.engine.steps_a_round, _TIMED)
+        run, taken = self.run, []
+        for _ in range(2):  # the first compiles, where the training has not
+            params, state, opt_state = jax.tree.map(own, run[:3])  # a step gives its arrays away
+            copied = JaxRun(params, state, opt_state, run.step)
+            begin = time.perf_counter()
+            engine.advance(copied, engine.first, 0, count)
+            taken.append(time.perf_counter() - begin)
+        return taken[-1] / count
 
     def second_moments(self) -> Any:
         """Adam's, bias-corrected; None for a base without, before the first step, and inside FOSI.

@@ -149,7 +149,7 @@ def aside(task: str) -> tuple[str, ...]:
 
 
 def solutions(folder: Path, shown: Sequence[Entry], peer: Entry | None) -> dict[str, Mapping[str, Any]]:
-    """What Adam, the best peer and FOSI found at their best settings, with a typical seed: of those that are there.
+    """What Adam, the best peer and FOSI found at their best settings, with a typical seed, or another that is there.
 
     Args:
       folder: of the task.
@@ -160,8 +160,9 @@ def solutions(folder: Path, shown: Sequence[Entry], peer: Entry | None) -> dict[
     adam = next((entry for entry in shown if entry.optimizer == "adam"), None)
     found: dict[str, Mapping[str, Any]] = {}
     for entry in (adam, peer, ours):
-        path = None if entry is None else folder / "solutions" / entry.typical.path.with_suffix(".npz").name
-        if entry is not None and path is not None and path.exists():
+        curves = [] if entry is None else [entry.typical, *entry.runs.values()]
+        paths = [folder / "solutions" / curve.path.with_suffix(".npz").name for curve in curves]
+        if entry is not None and (path := next((path for path in paths if path.exists()), None)):
             with np.load(path) as arrays:
                 found[entry.optimizer] = dict(arrays)
     return found
