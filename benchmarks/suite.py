@@ -59,6 +59,8 @@ ENTRIES = (
     Entry("soap-lbfgs", {**AFTER, **PAIRS, "scaling": "geometric"}),
     Entry("adam-newton-cg", AFTER),
     Entry("fosi-adam", curvature="part"),
+    Entry("fosi-adam", LONGER, curvature="part"),
+    Entry("fosi-adam", {**LONGER, "eps": 1.0}, curvature="part"),
     Entry("fosi-adam", {**LONGER, "k": 40, "num_matvecs": 60, "refresh_every": 100, "eps": 1.0}),
     Entry("fosi-lbfgs", {**PAIRS, **GAUSS_NEWTON}, curvature="part"),
     Entry("adam-fosi-lbfgs", AROUND_LBFGS, curvature="part"),

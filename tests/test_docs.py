@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import fosi
+from fosi import prediction
 
 ROOT = Path(__file__).parents[1]
 MODULES = [
@@ -96,3 +97,10 @@ def test_the_readme_has_blocks():
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
         assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_the_rule_in_use_is_the_one_that_the_results_give():
+    """``fosi.prediction.COEFFICIENTS`` are numbers in the code; a report that changes them must change these too."""
+    text = (ROOT / "results" / "diagnosis.md").read_text(encoding="utf-8").rstrip(".\n")
+    found = dict(part.rsplit(" ", 1) for part in text.rsplit("the coefficients are ", 1)[1].split(", "))
+    assert {name: float(value) for name, value in found.items()} == prediction.COEFFICIENTS

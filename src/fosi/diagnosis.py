@@ -70,6 +70,7 @@ class Diagnosis:
       refresh_every: T, as it was given or by the run-time budget; None where no T can meet that.
       overhead: of FOSI's time over the base's with that T; at T = 2m / budget where none meets the budget.
       seconds: measured times, where they were asked for.
+      steps_left: that the training has yet to take; None for many.
     """
 
     base: str
@@ -103,9 +104,12 @@ class Diagnosis:
     refresh_every: int | None
     overhead: float
     seconds: Seconds | None = None
+    steps_left: int | None = None
 
     @classmethod
-    def of(cls, base: Base, measured: Measured, options: Options | None = None) -> Diagnosis:
+    def of(
+        cls, base: Base, measured: Measured, options: Options | None = None, steps_left: int | None = None
+    ) -> Diagnosis:
         """Works out a diagnosis.
 
         Args:
@@ -113,6 +117,7 @@ class Diagnosis:
           measured: what a backend measured.
           options: of the FOSI that it was measured for: its budget, the cap on the scaling of the base's rate, and how
             pairs were estimated and accepted; None for the defaults.
+          steps_left: that training has yet to take; None for many.
 
         Returns:
           The diagnosis, in Python's own numbers.
@@ -171,6 +176,7 @@ class Diagnosis:
             refresh_every=every,
             overhead=extra,
             seconds=m.seconds,
+            steps_left=steps_left,
         )
 
     @property
@@ -201,24 +207,17 @@ class Diagnosis:
 
     @property
     def noise_share(self) -> float:
-        """How much of what longer steps would gain noise takes, by `Base.noise_share`; 1 of one batch, without any."""
+        """How much of what longer steps would gain noise takes, by `Base.noise_share`; half for one batch: unknown."""
         if self.noise_outside is None:
-            return 1.0
-        base = Base(self.base, self.learning_rate, self.momentum)
-        return base.noise_share(max(self.sharpness_left or 0.0, 0.0), self.signal_outside, self.noise_outside)
+            return 0.5
+        return self._base.noise_share(max(self.sharpness_left or 0.0, 0.0), self.signal_outside, self.noise_outside)
 
     @property
-    def longer(self) -> float:
-        """How many times as long the base's steps outside become with FOSI, at most, if nothing else holds them back.
-
-        Adam divides by √ν, and inside FOSI ν is of what FOSI leaves: 1/√(1 − f) with f the subspace's share of a
-        batch's squared gradient. Infinite where nothing is left, and for a base that does not divide.
-        """
-        if not Base(self.base, self.learning_rate, self.momentum).adaptive:
-            return math.inf
-        outside = max(self.signal_outside, 0.0) + (self.noise_outside or 0.0)
-        whole = max(self.signal_inside, 0.0) + (self.noise_inside or 0.0) + outside
-        return math.sqrt(whole / outside) if outside > 0 else math.inf
+    def taken(self) -> float:
+        """The part of a batch's squared gradient that lies in the subspace; `gradient_inside` is of their mean."""
+        inside = self.signal_inside + (self.noise_inside or 0.0)  # the two are the square, also where one is negative
+        whole = inside + self.signal_outside + (self.noise_outside or 0.0)
+        return min(max(inside / whole, 0.0), 1.0) if whole > 0 else 0.0
 
     @property
     def features(self) -> dict[str, float]:
@@ -227,13 +226,13 @@ class Diagnosis:
         ``overhead``: log (1 + overhead). ``rate``: log of FOSI's factor on the base's rate. ``relief``: how much nearer
         to its limit the base is with the sharp directions than without, log ((1 + s/limit) / (1 + s_left/limit)), next
         to nothing far below the limit; s/limit counts 1 at the most, since a training that goes on beyond its limit is
-        held there by something else; no more than log `longer`; and only what is more than ``rate``, which is made of
-        the same distance.
-        ``noisy``: their sum times `noise_share`. ``inside``: `gradient_inside`.
+        held there by something else; of Adam what `Base.longer` makes of it; and only what is more than ``rate``, which
+        is made of the same distance. ``noisy``: their sum times `noise_share`. ``inside``: `gradient_inside`.
         """
         rate = math.log(self.lr_scale)
         relief = math.log1p(min(max(self.of_limit, 0.0), 1.0)) - math.log1p(self.of_limit_left)
-        relief = min(relief, math.log(self.longer))
+        if relief > 0:
+            relief = math.log(self._base.longer(math.exp(relief), self.taken, self.steps_left))
         relief -= min(rate, max(relief, 0.0))
         return {
             "overhead": math.log1p(self.overhead),
@@ -242,6 +241,10 @@ class Diagnosis:
             "noisy": (rate + relief) * self.noise_share,
             "inside": self.gradient_inside,
         }
+
+    @property
+    def _base(self) -> Base:
+        return Base(self.base, self.learning_rate, self.momentum)
 
     @property
     def ratio(self) -> float:
@@ -281,10 +284,11 @@ def from_record(record: Mapping[str, Any]) -> Diagnosis:
     Raises:
       ValueError: if something is missing.
     """
-    names = [field.name for field in dataclasses.fields(Diagnosis)]
-    if missing := [name for name in names if name not in record]:
-        raise ValueError(f"record has no {missing[0]!r}: it is not of a diagnosis, or of an older one")
-    given: dict[str, Any] = {name: record[name] for name in names}
+    given: dict[str, Any] = {"steps_left": None}  # which older ones have not
+    for field in dataclasses.fields(Diagnosis):
+        if field.name not in record and field.name not in given:
+            raise ValueError(f"record has no {field.name!r}: it is not of a diagnosis, or of an older one")
+        given[field.name] = record.get(field.name)
     given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     seconds = given.pop("seconds")
     return Diagnosis(**given, seconds=None if seconds is None else Seconds(**seconds))

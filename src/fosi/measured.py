@@ -30,16 +30,16 @@ class Seconds(NamedTuple):
     step: float | None = None
 
 
-def check_step(step_seconds: float | None, timed: bool) -> None:
-    """Raises where what a step of the base takes is no time, or nothing is timed that it could stand beside."""
+def check_times(step_seconds: float | None, timed: bool, steps_left: int | None) -> None:
+    """Raises where what a step takes is no time, or nothing is timed beside it, or steps cannot be so many."""
+    if steps_left is not None and not (isinstance(steps_left, numbers.Integral) and steps_left >= 1):
+        raise ValueError(f"steps_left must be a whole number ≥ 1, or None for many, got {steps_left!r}")
     if step_seconds is None:
         return
     if not (isinstance(step_seconds, numbers.Real) and math.isfinite(step_seconds) and step_seconds > 0):
         raise ValueError(f"step_seconds must be a finite number > 0, the seconds of one step, got {step_seconds!r}")
     if not timed:
-        raise ValueError(
-            f"step_seconds={step_seconds} needs timed=True: without it an estimate is counted in gradients"
-        )
+        raise ValueError(f"step_seconds={step_seconds} needs timed=True: else an estimate is counted in gradients")
 
 
 class Measured(NamedTuple):

@@ -14,10 +14,6 @@ if TYPE_CHECKING:  # it has `explain`, which calls this
 HELPS, HINDERS = 0.9, 1.05
 """Below the one a predicted ratio is a gain, above the other a loss; between them neither can be told."""
 
-_PROVISIONAL = (
-    "The rule is provisional: it comes from reasoning, and the range is somewhat wider than how far off it was where "
-    "it was held against measured trainings."
-)
 _CLEAR_GAP = 1.2
 _SUSPECT = 0.3
 
@@ -26,10 +22,10 @@ def settings(found: Diagnosis) -> dict[str, Any]:
     """Keyword arguments for FOSI that suit a diagnosis.
 
     ``k``: up to the last clear gap, λ_i ≥ 1.2 λ_{i+1}, among the accepted: below it the eigenvectors mix with the next
-    ones and turn between two estimates. ``alpha``: the paper's; ten times that is not sooner, and may diverge where the
-    curvature changes within T steps. ``refresh_every``: T by the budget. ``warmup``: T, or 2T where negative curvature
-    is large: the point is still far from where a quadratic model means anything. ``max_lr_scale``: 1 where a faster
-    base would be unstable.
+    ones and turn between two estimates. ``alpha``: the paper's; ten times that is sooner on some, later on others, and
+    may diverge where the curvature changes within T steps. ``refresh_every``: T by the budget. ``warmup``: T, or 2T
+    where negative curvature is large: the point is still far from where a quadratic model means anything.
+    ``max_lr_scale``: 1 where a faster base would be unstable.
 
     Args:
       found: the diagnosis.
@@ -81,7 +77,7 @@ def _verdict(found: Diagnosis) -> str:
         said = f"FOSI is likely to make little difference: {range_}."
     else:
         said = f"Do not use FOSI here: {range_}."
-    return said + (f" {_PROVISIONAL}" if prediction.PROVISIONAL else "")
+    return f"{said} The rule is fitted to measured trainings of eleven tasks; the range is twice what it is off there."
 
 
 def _reasons(found: Diagnosis) -> list[str]:
@@ -89,7 +85,7 @@ def _reasons(found: Diagnosis) -> list[str]:
     if found.refresh_every is None:
         said.append(
             f"No refresh interval meets the budget: products with the eigenvectors alone cost too much beside a "
-            f"gradient this cheap; FOSI would take {found.overhead:.0%} more time a step."
+            f"step this cheap; FOSI would take {found.overhead:.0%} more time a step."
         )
     return said
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -98,6 +99,10 @@ def test_batches_are_the_next_ones_and_a_full_batch_is_the_same_again(tmp_path):
         np.testing.assert_array_equal(batch[1][1], probe.engine.problem.data[1][indices])
     before = jax.tree.map(np.array, probe.run)
     assert probe.step_seconds() > 0
+    found = diagnosing.diagnose(probe, 2, k=2, num_matvecs=8, timed=True)
+    assert found.seconds.step > 0 and found.steps_left == plan.length * probe.engine.steps_a_round - 7
+    assert diagnosing.diagnose(probe, 2, k=2, num_matvecs=8, timed=True, step_seconds=9.0).seconds.step == 9.0
+    assert probing.Probe(replace(plan, optimizer="fosi-adam"), probe.engine, probe.run, 7).step_seconds() is None
     jax.tree.map(np.testing.assert_array_equal, before, probe.run)  # the training has not gone on
 
 

@@ -21,7 +21,7 @@ NOTHING = dict.fromkeys(prediction.NAMES[1:], 0.0)
 
 def pair(task, measured, base="adam", mode="", **features):
     ratio = Ratio(measured, 0, 1, measured, measured)
-    return Pair(task, mode, base, {**NOTHING, **features}, ratio, ratio, None, {}, (1, 9), "test")
+    return Pair(task, mode, base, "", {**NOTHING, **features}, ratio, ratio, None, {}, (1, 9), "test")
 
 
 def save(where, plan, losses, pace=1.0, device="test", before=math.inf, diverged=False):
@@ -53,7 +53,7 @@ def save(where, plan, losses, pace=1.0, device="test", before=math.inf, diverged
     path.write_text("".join(json.dumps(line) + "\n" for line in (environment, *points, done)))
 
 
-def foretell(where, plan, rate=0.0, timed=True):
+def foretell(where, plan, rate=0.0, timed=True, **more):
     """A line of a diagnosis, in which FOSI has so much of a factor on the rate, in logarithms."""
     path = where / plan.task / "diagnosis.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def foretell(where, plan, rate=0.0, timed=True):
         seconds=Seconds(1.0, 9.0, 0.1) if timed else None,
     )
     found = replace(Diagnosis.of(Base("heavy-ball", 1e-3), measured), lr_scale=math.exp(rate))
-    line = {"plan": plan.record(), **found.record(), "features": "old", "device": "test", "step": 7}
+    line = {"plan": plan.record(), **found.record(), "features": "old", "device": "test", "step": 7, **more}
     with path.open("a") as stream:
         stream.write(json.dumps(line) + "\n")
 
@@ -114,6 +114,26 @@ def test_a_diagnosis_is_held_against_estimates_on_the_same_data(tmp_path):
     assert [found.ratio for found in predictions.pairs(tmp_path)] == [0.5]
     foretell(tmp_path, Plan("burgers", "adam"))
     assert [found.ratio for found in predictions.pairs(tmp_path)] == [0.25]
+
+
+def test_a_diagnosis_may_name_settings_of_fosi_that_are_not_the_tasks_own(tmp_path):
+    save(tmp_path, Plan("burgers", "adam", seconds=4), [4.0, 3.0, 2.0, 1.0])
+    save(tmp_path, Plan("burgers", "fosi-adam", seconds=4), [4.0, 1.0])
+    save(tmp_path, Plan("burgers", "fosi-adam", seconds=4, options={"alpha": 0.1}), [1.0])
+    for settings in ({}, {"alpha": 0.1}, {"alpha": 0.3}):  # of the last there is no run
+        foretell(tmp_path, Plan("burgers", "adam"), fosi_settings=settings)
+    found = {pair.label: pair.ratio for pair in predictions.pairs(tmp_path)}
+    assert found == {"burgers": 0.5, "burgers, alpha 0.1": 0.25}
+
+
+def test_how_long_there_is_to_train_is_the_runs(tmp_path):
+    save(tmp_path, Plan("burgers", "adam", seconds=4), [4.0, 3.0, 2.0, 1.0])
+    save(tmp_path, Plan("burgers", "fosi-adam", seconds=4), [4.0, 1.0])
+    at_the_limit = {"base": "adam", "sharpness": 38_000.0, "limit": 38_000.0, "lr_scale": 1.0, "steps_left": None}
+    foretell(tmp_path, Plan("burgers", "adam"), **at_the_limit)
+    (pair,) = predictions.pairs(tmp_path)
+    assert pair.after == (7, 40)
+    assert 0 < pair.features["relief"] < 33 * 0.0005  # as far as ν forgets in as many steps, and not log √2
 
 
 def test_a_run_that_diverged_is_a_miss_whatever_it_had_before(tmp_path):

@@ -168,6 +168,7 @@ def test_what_is_timed_in_a_loop_is_the_gradient_and_the_projection():
         ({"loss_fn": None}, ValueError, "loss_fn"),
         ({"timed": True, "step_seconds": 0.0}, ValueError, "step_seconds must be a finite number > 0, .* got 0.0"),
         ({"step_seconds": 0.1}, ValueError, "step_seconds=0.1 needs timed=True"),
+        ({"steps_left": 0}, ValueError, "steps_left must be a whole number ≥ 1, or None for many, got 0"),
     ],
 )
 def test_bad_input_is_named(given, error, message):

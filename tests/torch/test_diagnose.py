@@ -109,6 +109,7 @@ def test_the_same_batch_twice_says_that_there_is_no_noise():
     [
         ({"timed": True, "step_seconds": -1.0}, ValueError, "step_seconds must be a finite number > 0, .* got -1.0"),
         ({"step_seconds": 0.1}, ValueError, "step_seconds=0.1 needs timed=True"),
+        ({"steps_left": 0}, ValueError, "steps_left must be a whole number ≥ 1, or None for many, got 0"),
         ({"base": "sgd"}, ValueError, "base must be one of .* got 'sgd'"),
         (
             {"batches": None},

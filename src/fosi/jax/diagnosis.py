@@ -18,7 +18,7 @@ from fosi.diagnosis import Base, BaseName, Diagnosis, Measured, Seconds
 from fosi.jax import space as sp
 from fosi.jax.curvature import Batches, Curvature, Leaves, Loss, Operator
 from fosi.jax.spectrum import Job, Spectrum, start_key
-from fosi.measured import check_step
+from fosi.measured import check_times
 from fosi.options import Accept, Options, Precision
 
 _LONG, _MANY = 1e-2, 100
@@ -66,6 +66,7 @@ def diagnose(
     curvature_batches: int | Sequence[Any] | None = None,
     timed: bool = False,
     step_seconds: float | None = None,
+    steps_left: int | None = None,
 ) -> Diagnosis:
     """Whether FOSI is likely to help at this point of a training, by how much, and with which settings.
 
@@ -102,6 +103,7 @@ def diagnose(
         gradients.
       step_seconds: with ``timed``, what a step of the base takes where it trains, loading and all; None for a gradient
         alone, which for a small model is far less.
+      steps_left: that training has yet to take; None for many. Adam forgets what FOSI takes from ν over a thousand.
 
     Returns:
       A ``fosi.diagnosis.Diagnosis``; its ``explain()`` says it in words.
@@ -120,7 +122,7 @@ def diagnose(
       100 of 380, 1 left to the base
     """
     optimizer = Base(base, learning_rate, momentum, adam_eps)
-    check_step(step_seconds, timed)
+    check_times(step_seconds, timed, steps_left)
     drawn = checked(batches)
     space = sp.span(params, mask)
     options = Options(
@@ -182,6 +184,7 @@ def diagnose(
             else None,
         ),
         options,
+        steps_left,
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fosi.batches import checked, distinct
 from fosi.diagnosis import Base, BaseName, Diagnosis, Measured, Seconds
-from fosi.measured import check_step
+from fosi.measured import check_times
 from fosi.options import Accept, Options, Precision
 from fosi.torch import lanczos
 from fosi.torch import space as sp
@@ -47,6 +47,7 @@ def diagnose(
     curvature_batches: int | Sequence[Any] | None = None,
     timed: bool = False,
     step_seconds: float | None = None,
+    steps_left: int | None = None,
 ) -> Diagnosis:
     """Whether FOSI is likely to help at this point of a training, by how much, and with which settings.
 
@@ -82,6 +83,7 @@ def diagnose(
         gradients.
       step_seconds: with ``timed``, what a step of the base takes where it trains, loading and all; None for a gradient
         alone, which for a small model is far less.
+      steps_left: that training has yet to take; None for many. Adam forgets what FOSI takes from ν over a thousand.
 
     Returns:
       A ``fosi.diagnosis.Diagnosis``; its ``explain()`` says it in words.
@@ -101,7 +103,7 @@ def diagnose(
       100 of 380, 1 left to the base
     """
     optimizer = Base(base, learning_rate, momentum, adam_eps)
-    check_step(step_seconds, timed)
+    check_times(step_seconds, timed, steps_left)
     losses = _losses(closure, batches)
     if isinstance(params, nn.Module):
         model = params if model is None else model
@@ -171,6 +173,7 @@ def diagnose(
             else None,
         ),
         options,
+        steps_left,
     )
 
 

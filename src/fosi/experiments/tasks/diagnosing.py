@@ -32,7 +32,9 @@ def diagnose(probe: Probe, batches: int, **given: Any) -> Diagnosis:
     if probe.plan.curvature == "part" and problem.part is not None:
         given["curvature_batches"] = [(probe.run.state, problem.part(problem.data))]
     if given.get("timed"):
-        given["step_seconds"] = probe.step_seconds()
+        given.setdefault("step_seconds", probe.step_seconds())
+    left = probe.plan.length * probe.engine.steps_a_round - probe.step
+    given.setdefault("steps_left", left if left > 0 else None)
     return measure(
         probe.loss,
         probe.run.params,

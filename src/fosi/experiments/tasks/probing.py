@@ -18,7 +18,7 @@ from fosi.experiments.tasks.on_device import JaxRun, own
 from fosi.experiments.tasks.plan import Plan
 
 _CHUNK = 10
-_TIMED = 100
+_TIMED = 50
 _B2 = 0.999
 
 
@@ -66,17 +66,21 @@ class Probe:
             found.append(made[key])
         return found
 
-    def step_seconds(self) -> float:
-        """What a step of the training takes, with its batch and its update: the mean over some that lead nowhere."""
-        engine, count = self.engine, min(self.engine.steps_a_round, _TIMED)
-        run, taken = self.run, []
-        for _ in range(2):  # the first compiles, where the training has not
+    def step_seconds(self) -> float | None:
+        """What a step of the base takes, with its batch and its update, of some that lead nowhere; None inside FOSI.
+
+        The least of some rounds, as everything that a diagnosis times; the first one compiles.
+        """
+        if settings.with_fosi(self.plan.optimizer):
+            return None
+        engine, run, taken = self.engine, self.run, []
+        count = min(engine.steps_a_round, _TIMED)
+        for _ in range(4):
             params, state, opt_state = jax.tree.map(own, run[:3])  # a step gives its arrays away
-            copied = JaxRun(params, state, opt_state, run.step)
             begin = time.perf_counter()
-            engine.advance(copied, engine.first, 0, count)
+            engine.advance(JaxRun(params, state, opt_state, run.step), engine.first, 0, count)
             taken.append(time.perf_counter() - begin)
-        return taken[-1] / count
+        return min(taken[1:]) / count
 
     def second_moments(self) -> Any:
         """Adam's, bias-corrected; None for a base without, before the first step, and inside FOSI.
