@@ -202,6 +202,17 @@ def test_every_optimizer_has_a_look_of_its_own():
     assert [look["label"] for look in looks] == list(settings.NAMES)
 
 
+def test_names_beside_points_cover_no_other_name():
+    made, axis = figures.figure()
+    axis.set(xlim=(0.0, 1.0), ylim=(0.0, 1.0))
+    names = ["the first", "the second", "a third"]
+    figures.name_points(axis, names, [0.5, 0.51, 0.5], [0.5, 0.5, 0.51])
+    made.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in axis.texts]
+    assert [text.get_text() for text in axis.texts] == names
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
+
+
 def test_report_draws_what_adam_and_fosi_found(tmp_path):
     for name in ("adam", "fosi-adam"):
         plan = Plan("wave", name, tiny=True, rounds=1, options={"k": 3} if name == "fosi-adam" else {})

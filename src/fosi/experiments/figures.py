@@ -10,6 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 COLOURS = {
     "gd": "#0072B2",
@@ -95,6 +96,31 @@ def legend(made: Figure, axes: Axes, columns: int = 6) -> None:
     handles, labels = axes.get_legend_handles_labels()
     with matplotlib.rc_context(_STYLE):
         made.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def name_points(axis: Axes, names: Sequence[str], x: Sequence[float], y: Sequence[float], size: float = 7) -> None:
+    """Writes a name beside each point, on the first side where it covers no other name and no mark.
+
+    Args:
+      axis: with its limits and scales as they will be.
+      names: one a point; where every side is taken, on the right of it.
+      x: of the points.
+      y: of the points.
+      size: of the letters.
+    """
+    renderer = FigureCanvasAgg(axis.figure).get_renderer()  # type: ignore[arg-type,no-untyped-call]
+    axis.figure.draw_without_rendering()  # type: ignore[union-attr]
+    marks = [Bbox.from_bounds(u - 6, v - 6, 12, 12) for u, v in axis.transData.transform(list(zip(x, y, strict=True)))]
+    taken: list[Bbox] = []
+    for index, (name, *point) in enumerate(zip(names, x, y, strict=True)):
+        others = [*taken, *marks[:index], *marks[index + 1 :]]
+        text = axis.annotate(name, (point[0], point[1]), (0, 0), textcoords="offset points", fontsize=size)
+        for right, up in [*((side, up) for up in (0, 1, -1, 2, -2) for side in (True, False)), (True, 0)]:
+            text.set(position=(5 if right else -5, up * (size + 1)), ha="left" if right else "right", va="center")
+            box = text.get_window_extent(renderer)
+            if not any(box.overlaps(other) for other in others):
+                break
+        taken.append(box)
 
 
 def save(made: Figure, path: Path, formats: Sequence[str] = ("png", "pdf")) -> Iterable[Path]:

@@ -194,8 +194,6 @@ def draw(found: Sequence[Pair], apart: NDArray[np.float64]) -> Figure:
         mine = [index for index, pair in enumerate(found) if pair.base == base]
         style = figures.look(f"fosi-{base}", 1) | {"linestyle": "none", "label": base, "markevery": None}
         axis.plot(apart[mine], [measured[index] for index in mine], **style)
-    for pair, x, y in zip(found, apart, measured, strict=True):
-        axis.annotate(pair.label, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7)
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlim(*ends)
@@ -207,6 +205,7 @@ def draw(found: Sequence[Pair], apart: NDArray[np.float64]) -> Figure:
     axis.set_xlabel("predicted by a rule fitted without the task: FOSI's seconds over the base's")
     axis.set_ylabel("measured")
     figures.legend(made, axis)
+    figures.name_points(axis, [pair.label for pair in found], apart.tolist(), measured)
     return made
 
 
