@@ -71,6 +71,7 @@ class Diagnosis:
       overhead: of FOSI's time over the base's with that T; at T = 2m / budget where none meets the budget.
       seconds: measured times, where they were asked for.
       steps_left: that the training has yet to take; None for many.
+      steps_taken: that the base has taken; None for many.
     """
 
     base: str
@@ -105,11 +106,10 @@ class Diagnosis:
     overhead: float
     seconds: Seconds | None = None
     steps_left: int | None = None
+    steps_taken: int | None = None
 
     @classmethod
-    def of(
-        cls, base: Base, measured: Measured, options: Options | None = None, steps_left: int | None = None
-    ) -> Diagnosis:
+    def of(cls, base: Base, measured: Measured, options: Options | None = None, **steps: int | None) -> Diagnosis:
         """Works out a diagnosis.
 
         Args:
@@ -117,7 +117,7 @@ class Diagnosis:
           measured: what a backend measured.
           options: of the FOSI that it was measured for: its budget, the cap on the scaling of the base's rate, and how
             pairs were estimated and accepted; None for the defaults.
-          steps_left: that training has yet to take; None for many.
+          **steps: ``steps_left`` and ``steps_taken``.
 
         Returns:
           The diagnosis, in Python's own numbers.
@@ -176,7 +176,7 @@ class Diagnosis:
             refresh_every=every,
             overhead=extra,
             seconds=m.seconds,
-            steps_left=steps_left,
+            **{name: None if count is None else int(count) for name, count in steps.items()},
         )
 
     @property
@@ -226,13 +226,15 @@ class Diagnosis:
         ``overhead``: log (1 + overhead). ``rate``: log of FOSI's factor on the base's rate. ``relief``: how much nearer
         to its limit the base is with the sharp directions than without, log ((1 + s/limit) / (1 + s_left/limit)), next
         to nothing far below the limit; s/limit counts 1 at the most, since a training that goes on beyond its limit is
-        held there by something else; of Adam what `Base.longer` makes of it; and only what is more than ``rate``, which
-        is made of the same distance. ``noisy``: their sum times `noise_share`. ``inside``: `gradient_inside`.
+        held there by something else, and s_left/limit too where the rate is not scaled; of Adam what `Base.longer`
+        makes of it; and only what is more than ``rate``, which is made of the same distance. ``noisy``: their sum times
+        `noise_share`. ``inside``: `gradient_inside`.
         """
         rate = math.log(self.lr_scale)
-        relief = math.log1p(min(max(self.of_limit, 0.0), 1.0)) - math.log1p(self.of_limit_left)
+        left = self.of_limit_left if self.lr_scale > 1 else min(self.of_limit_left, 1.0)
+        relief = math.log1p(min(max(self.of_limit, 0.0), 1.0)) - math.log1p(left)
         if relief > 0:
-            relief = math.log(self._base.longer(math.exp(relief), self.taken, self.steps_left))
+            relief = math.log(self._base.longer(math.exp(relief), self.taken, self.steps_left, self.steps_taken))
         relief -= min(rate, max(relief, 0.0))
         return {
             "overhead": math.log1p(self.overhead),
@@ -284,7 +286,7 @@ def from_record(record: Mapping[str, Any]) -> Diagnosis:
     Raises:
       ValueError: if something is missing.
     """
-    given: dict[str, Any] = {"steps_left": None}  # which older ones have not
+    given: dict[str, Any] = {"steps_left": None, "steps_taken": None}  # which older ones have not
     for field in dataclasses.fields(Diagnosis):
         if field.name not in record and field.name not in given:
             raise ValueError(f"record has no {field.name!r}: it is not of a diagnosis, or of an older one")

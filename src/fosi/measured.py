@@ -30,10 +30,11 @@ class Seconds(NamedTuple):
     step: float | None = None
 
 
-def check_times(step_seconds: float | None, timed: bool, steps_left: int | None) -> None:
+def check_times(step_seconds: float | None, timed: bool, **steps: int | None) -> None:
     """Raises where what a step takes is no time, or nothing is timed beside it, or steps cannot be so many."""
-    if steps_left is not None and not (isinstance(steps_left, numbers.Integral) and steps_left >= 1):
-        raise ValueError(f"steps_left must be a whole number ≥ 1, or None for many, got {steps_left!r}")
+    for name, count in steps.items():
+        if count is not None and not (isinstance(count, numbers.Integral) and count >= 1):
+            raise ValueError(f"{name} must be a whole number ≥ 1, or None for many, got {count!r}")
     if step_seconds is None:
         return
     if not (isinstance(step_seconds, numbers.Real) and math.isfinite(step_seconds) and step_seconds > 0):

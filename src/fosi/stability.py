@@ -7,10 +7,13 @@ import numbers
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 BaseName = Literal["gd", "heavy-ball", "nesterov", "adam", "adamw"]
 _BEARABLE, _LEAST_SIGNAL = 50.0, 0.01
 _B2 = 0.999
 """Of Adam's second moments: everybody's default."""
+_POINTS = 1000
 _RULES = {"gd": "gd", "heavy-ball": "heavy_ball", "nesterov": "nesterov"}
 
 
@@ -95,28 +98,29 @@ class Base:
         cost = rate * sharpness * noise / max(signal, _LEAST_SIGNAL * noise)
         return cost / (cost + _BEARABLE)
 
-    def longer(self, most: float, taken: float, steps: int | None) -> float:
+    def longer(self, most: float, taken: float, steps: int | None, before: int | None = None) -> float:
         """How many times as long its steps outside the subspace become with FOSI: the mean over the steps to come.
 
         Adam divides by √ν, and inside FOSI ν is of what FOSI leaves to it. So its steps grow to 1/√(1 − f) times, a
-        mean over coordinates, where FOSI takes the part f of a batch's squared gradient away; but only as ν forgets
-        what was in it: after t steps at most to b2^(−t/2) times. A base that does not divide takes all that it may.
+        mean over coordinates, where FOSI takes the part f of a batch's squared gradient away; but only as ν forgets:
+        after t steps what was in it counts b2ᵗ (1 − b2ⁿ) and what has come since 1 − b2ᵗ, n the steps before, if the
+        gradients stay as large as they are. A base that does not divide takes all that it may.
 
         Args:
           most: what its limit allows, at least 1.
           taken: f, from 0 to 1.
           steps: to come; None for so many that forgetting does not count.
+          before: n, steps that the base has taken; None for many.
         """
         if not self.adaptive:
             return most
-        grown = min(most, (1 - taken) ** -0.5) if taken < 1 else most
-        pace = -0.5 * math.log(_B2)
-        reached = math.log(grown) / pace
-        if steps is None or grown == 1:
-            return grown
-        if steps <= reached:
-            return math.expm1(pace * steps) / (pace * steps) if steps > 0 else 1.0
-        return ((grown - 1) / pace + grown * (steps - reached)) / steps
+        if steps is None:
+            return min(most, (1 - taken) ** -0.5) if taken < 1 else most
+        later = _B2 ** np.linspace(0.0, steps, _POINTS)
+        old = later * (1.0 if before is None else 1 - _B2**before)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            grown = np.sqrt((old + 1 - later) / (old + (1 - later) * (1 - taken)))
+        return float(np.mean(np.fmin(grown, most)))  # at t = 0 of a base that has taken no step it is 0 / 0
 
     def inverse_root(self, nu: Any) -> Any:
         """(√ν + ε)^(−½), which stands on both sides of the Hessian; for arrays of any framework."""

@@ -77,7 +77,9 @@ def _verdict(found: Diagnosis) -> str:
         said = f"FOSI is likely to make little difference: {range_}."
     else:
         said = f"Do not use FOSI here: {range_}."
-    return f"{said} The rule is fitted to measured trainings of eleven tasks; the range is twice what it is off there."
+    return (
+        f"{said} The rule is fitted to, and was shaped on, eleven tasks; a new one may be further off than the range."
+    )
 
 
 def _reasons(found: Diagnosis) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("flax")
 
 from fosi import prediction
-from fosi.diagnosis import Base, Diagnosis, Measured, Seconds
+from fosi.diagnosis import Base, Diagnosis, Measured, Seconds, from_record
 from fosi.experiments.tasks import predictions
 from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.predictions import Pair
@@ -133,7 +133,9 @@ def test_how_long_there_is_to_train_is_the_runs(tmp_path):
     foretell(tmp_path, Plan("burgers", "adam"), **at_the_limit)
     (pair,) = predictions.pairs(tmp_path)
     assert pair.after == (7, 40)
-    assert 0 < pair.features["relief"] < 33 * 0.0005  # as far as ν forgets in as many steps, and not log √2
+    seen = from_record(json.loads((tmp_path / "burgers" / "diagnosis.jsonl").read_text()))
+    assert pair.features == replace(seen, steps_left=33, steps_taken=7).features
+    assert pair.features["relief"] < 0.9 * seen.features["relief"]  # which ν allows only once it has forgotten
 
 
 def test_a_run_that_diverged_is_a_miss_whatever_it_had_before(tmp_path):

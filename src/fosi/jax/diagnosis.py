@@ -67,6 +67,7 @@ def diagnose(
     timed: bool = False,
     step_seconds: float | None = None,
     steps_left: int | None = None,
+    steps_taken: int | None = None,
 ) -> Diagnosis:
     """Whether FOSI is likely to help at this point of a training, by how much, and with which settings.
 
@@ -104,6 +105,7 @@ def diagnose(
       step_seconds: with ``timed``, what a step of the base takes where it trains, loading and all; None for a gradient
         alone, which for a small model is far less.
       steps_left: that training has yet to take; None for many. Adam forgets what FOSI takes from ν over a thousand.
+      steps_taken: that it has taken; None for many. After few Adam forgets sooner.
 
     Returns:
       A ``fosi.diagnosis.Diagnosis``; its ``explain()`` says it in words.
@@ -122,7 +124,7 @@ def diagnose(
       100 of 380, 1 left to the base
     """
     optimizer = Base(base, learning_rate, momentum, adam_eps)
-    check_times(step_seconds, timed, steps_left)
+    check_times(step_seconds, timed, steps_left=steps_left, steps_taken=steps_taken)
     drawn = checked(batches)
     space = sp.span(params, mask)
     options = Options(
@@ -184,7 +186,8 @@ def diagnose(
             else None,
         ),
         options,
-        steps_left,
+        steps_left=steps_left,
+        steps_taken=steps_taken,
     )
 
 

@@ -48,6 +48,7 @@ def diagnose(
     timed: bool = False,
     step_seconds: float | None = None,
     steps_left: int | None = None,
+    steps_taken: int | None = None,
 ) -> Diagnosis:
     """Whether FOSI is likely to help at this point of a training, by how much, and with which settings.
 
@@ -84,6 +85,7 @@ def diagnose(
       step_seconds: with ``timed``, what a step of the base takes where it trains, loading and all; None for a gradient
         alone, which for a small model is far less.
       steps_left: that training has yet to take; None for many. Adam forgets what FOSI takes from ν over a thousand.
+      steps_taken: that it has taken; None for many. After few Adam forgets sooner.
 
     Returns:
       A ``fosi.diagnosis.Diagnosis``; its ``explain()`` says it in words.
@@ -103,7 +105,7 @@ def diagnose(
       100 of 380, 1 left to the base
     """
     optimizer = Base(base, learning_rate, momentum, adam_eps)
-    check_times(step_seconds, timed, steps_left)
+    check_times(step_seconds, timed, steps_left=steps_left, steps_taken=steps_taken)
     losses = _losses(closure, batches)
     if isinstance(params, nn.Module):
         model = params if model is None else model
@@ -173,7 +175,8 @@ def diagnose(
             else None,
         ),
         options,
-        steps_left,
+        steps_left=steps_left,
+        steps_taken=steps_taken,
     )
 
 

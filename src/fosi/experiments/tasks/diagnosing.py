@@ -31,10 +31,12 @@ def diagnose(probe: Probe, batches: int, **given: Any) -> Diagnosis:
     task, problem = probe.plan.of, probe.engine.problem
     if probe.plan.curvature == "part" and problem.part is not None:
         given["curvature_batches"] = [(probe.run.state, problem.part(problem.data))]
-    if given.get("timed"):
-        given.setdefault("step_seconds", probe.step_seconds())
-    left = probe.plan.length * probe.engine.steps_a_round - probe.step
-    given.setdefault("steps_left", left if left > 0 else None)
+    if given.get("timed") and "step_seconds" not in given:
+        given["step_seconds"] = probe.step_seconds()
+    if probe.plan.seconds is None:  # else how far it comes is not known
+        left = probe.plan.length * probe.engine.steps_a_round - probe.step
+        given.setdefault("steps_left", max(left, 1))
+    given.setdefault("steps_taken", max(probe.step, 1))
     return measure(
         probe.loss,
         probe.run.params,

@@ -116,7 +116,8 @@ def pairs(where: Path) -> list[Pair]:
             said = ", ".join(f"{name} {value}" for name, value in sorted(options.items()))
             key = (task, plan.other_mode, plan.optimizer, said)
             after = line["step"], max(curve.points[-1].step for curve in alone.runs.values())
-            seen = replace(seen, steps_left=max(after[1] - after[0], 1))  # how long one trains one knows
+            # How long one trains one knows.
+            seen = replace(seen, steps_left=max(after[1] - after[0], 1), steps_taken=max(after[0], 1))
             races = {share: _number(known) for share in SHARES if (known := race(ours, alone, share))}
             found[key] = Pair(*key, seen.features, measured, target, _validation(there, plan), races, after, device)
     return list(found.values())
@@ -173,6 +174,7 @@ def text(found: Sequence[Pair], apart: NDArray[np.float64]) -> list[str]:
         f"Spearman's rank correlation of predicted and measured: {_ranked(found, apart)}. By reasoning alone, with "
         f"coefficients that were fitted to no task: {_ranked(found, reasoned)}. What the rule looks at, and the "
         "constant in what noise takes, were chosen with these tasks in view: neither is blind to the task left out.",
+        *_by_device(found),
         markdown.table([*headings, "measured, training loss", "to the base's lowest", "to its best validation"], rows),
         "![predicted and measured](diagnosis.png)",
         *_races(found),
@@ -180,6 +182,16 @@ def text(found: Sequence[Pair], apart: NDArray[np.float64]) -> list[str]:
         + ", ".join(f"{name} {value:.2f}" for name, value in fit.items())
         + ".",
     ]
+
+
+def _by_device(found: Sequence[Pair]) -> list[str]:
+    """The same of the runs on one device alone, where there are several and it has tasks enough."""
+    said = []
+    for device in sorted({pair.device for pair in found}):
+        some = [pair for pair in found if pair.device == device]
+        if len(some) < len(found) and len({pair.task for pair in some}) >= FEWEST:
+            said.append(f"On {device} alone, fitted to those runs alone: {_ranked(some, predicted(some))}.")
+    return said
 
 
 def draw(found: Sequence[Pair], apart: NDArray[np.float64]) -> Figure:
