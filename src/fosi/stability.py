@@ -11,9 +11,11 @@ import numpy as np
 
 BaseName = Literal["gd", "heavy-ball", "nesterov", "adam", "adamw"]
 _BEARABLE, _LEAST_SIGNAL = 50.0, 0.01
+"""Of `Base.noise_share`, where both are explained."""
 _B2 = 0.999
-"""Of Adam's second moments: everybody's default."""
+"""Of Adam's second moments. Nobody is asked for it: it is optax's and torch's default, and hardly ever changed."""
 _POINTS = 1000
+"""At which a mean over the steps to come is taken: those may be millions."""
 _RULES = {"gd": "gd", "heavy-ball": "heavy_ball", "nesterov": "nesterov"}
 
 
