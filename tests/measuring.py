@@ -52,3 +52,21 @@ def wanted(nu=None, eps=1e-8, taken=BATCHES):
         "sharpness_left": np.linalg.eigvalsh(after @ left @ hessian @ left @ after)[-1],
     }
     return found, divided
+
+
+def points():
+    """Places near the start, as a training may pass."""
+    return problem().start + 0.1 * np.random.default_rng(8).normal(size=(5, len(problem().start)))
+
+
+def wanted_growth(nu, since, eps):
+    """How many times as far Adam goes outside with FOSI where this part of ν is of gradients since, along `points`."""
+    known = problem()
+    hessian = np.mean([known.hessian(known.start, batch) for batch in BATCHES], axis=0)
+    _, vectors = np.linalg.eigh(hessian)
+    basis = vectors[:, [*range(-K, 0), *range(ELL)]]
+    gradients = np.stack([known.gradient(x, BATCHES[i % len(BATCHES)]) for i, x in enumerate(points())])
+    outside = gradients - gradients @ basis @ basis.T
+    whole, left = np.mean(gradients**2, axis=0), np.mean(outside**2, axis=0)
+    ours, alone = (np.sum(left / (np.sqrt((1 - since) * nu + since * x) + eps)) for x in (left, whole))
+    return ours / alone

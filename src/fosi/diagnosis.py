@@ -18,7 +18,7 @@ from fosi import scaling, verdict
 from fosi.measured import Measured, Seconds, refresh_cost, signal_and_noise
 from fosi.options import Options
 from fosi.prediction import COEFFICIENTS, fit, leave_one_out, predict, spearman
-from fosi.stability import Base, BaseName
+from fosi.stability import Base, BaseName, evenly
 
 __all__ = [
     "Base",
@@ -72,6 +72,8 @@ class Diagnosis:
       seconds: measured times, where they were asked for.
       steps_left: that the training has yet to take; None for many.
       steps_taken: that the base has taken; None for many.
+      growth: with Adam, how many times as far it goes outside the subspace with FOSI, by how much of ν is new: at each
+        of ``fosi.stability.SINCE``; None where it was not measured, and then all coordinates count as `taken` alike.
     """
 
     base: str
@@ -107,6 +109,7 @@ class Diagnosis:
     seconds: Seconds | None = None
     steps_left: int | None = None
     steps_taken: int | None = None
+    growth: tuple[float, ...] | None = None
 
     @classmethod
     def of(cls, base: Base, measured: Measured, options: Options | None = None, **steps: int | None) -> Diagnosis:
@@ -126,7 +129,12 @@ class Diagnosis:
           ValueError: if what was measured is not finite.
         """
         m, k, options = measured, measured.k, options or Options()
-        seen = [m.extremes, m.inside, m.outside, *(x for x in (m.sharpness, m.sharpness_left) if x is not None)]
+        seen = [
+            m.extremes,
+            m.inside,
+            m.outside,
+            *(x for x in (m.sharpness, m.sharpness_left, m.growth) if x is not None),
+        ]
         if not all(np.isfinite(np.asarray(x, float)).all() for x in seen):
             raise ValueError("the loss, its gradient or its curvature is not finite at params, or nu is not")
         values, used = np.asarray(m.eigenvalues, float), np.asarray(m.accepted, bool)
@@ -176,6 +184,7 @@ class Diagnosis:
             refresh_every=every,
             overhead=extra,
             seconds=m.seconds,
+            growth=m.growth,
             **{name: None if count is None else int(count) for name, count in steps.items()},
         )
 
@@ -234,7 +243,8 @@ class Diagnosis:
         left = self.of_limit_left if self.lr_scale > 1 else min(self.of_limit_left, 1.0)
         relief = math.log1p(min(max(self.of_limit, 0.0), 1.0)) - math.log1p(left)
         if relief > 0:
-            relief = math.log(self._base.longer(math.exp(relief), self.taken, self.steps_left, self.steps_taken))
+            growth = evenly(self.taken) if self.growth is None else self.growth
+            relief = math.log(self._base.longer(math.exp(relief), growth, self.steps_left, self.steps_taken))
         relief -= min(rate, max(relief, 0.0))
         return {
             "overhead": math.log1p(self.overhead),
@@ -286,7 +296,7 @@ def from_record(record: Mapping[str, Any]) -> Diagnosis:
     Raises:
       ValueError: if something is missing.
     """
-    given: dict[str, Any] = {"steps_left": None, "steps_taken": None}  # which older ones have not
+    given: dict[str, Any] = {"steps_left": None, "steps_taken": None, "growth": None}  # which older ones have not
     for field in dataclasses.fields(Diagnosis):
         if field.name not in record and field.name not in given:
             raise ValueError(f"record has no {field.name!r}: it is not of a diagnosis, or of an older one")

@@ -61,6 +61,7 @@ class Measured(NamedTuple):
       inside: (batches, k + ell), the batches' gradients along the accepted eigenvectors; 0 for the other pairs.
       outside: (batches, batches), inner products of what of the gradients lies outside their span. Not of the whole
         gradients: where next to all of a gradient is inside, the difference would be rounding.
+      growth: with Adam, what ``Base.growth`` makes of its second moments and of the gradients' squares.
       seconds: where times were asked for.
     """
 
@@ -77,6 +78,7 @@ class Measured(NamedTuple):
     sharpness_left: float | None
     inside: NDArray[Any]
     outside: NDArray[Any]
+    growth: tuple[float, ...] | None = None
     seconds: Seconds | None = None
 
 

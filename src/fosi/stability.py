@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -14,6 +15,9 @@ _BEARABLE, _LEAST_SIGNAL = 50.0, 0.01
 """Of `Base.noise_share`, where both are explained."""
 _B2 = 0.999
 """Of Adam's second moments. Nobody is asked for it: it is optax's and torch's default, and hardly ever changed."""
+SINCE = (0.0, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97, 0.99, 0.999, 1.0)
+"""Parts of ν that may be of gradients since FOSI began: `Base.growth` is known at these. Close to both ends, since ν
+may be many times what gradients now are, or a small part of it."""
 _POINTS = 1000
 """At which a mean over the steps to come is taken: those may be millions."""
 _RULES = {"gd": "gd", "heavy-ball": "heavy_ball", "nesterov": "nesterov"}
@@ -100,29 +104,53 @@ class Base:
         cost = rate * sharpness * noise / max(signal, _LEAST_SIGNAL * noise)
         return cost / (cost + _BEARABLE)
 
-    def longer(self, most: float, taken: float, steps: int | None, before: int | None = None) -> float:
+    def growth(self, nu: Sequence[Any], whole: Sequence[Any], left: Sequence[Any]) -> tuple[float, ...]:
+        """How many times as far Adam goes outside the subspace with FOSI, as ν comes to be of gradients since.
+
+        Its steps lower the loss there by η Σ r²/(√ν + ε), with r what of the gradient g is outside. Where the part c of
+        ν is new, that is (1 − c) ν + c r² with FOSI, and (1 − c) ν + c g² without: a coordinate gains by as much as
+        the subspace had of its square, and hardly where ν still is of far larger gradients.
+
+        Args:
+          nu: second moments, bias-corrected, arrays of any framework.
+          whole: mean squares of g, arrays alike.
+          left: mean squares of r.
+
+        Returns:
+          That for each c of ``SINCE``; 1 where nothing is outside.
+        """
+
+        def progress(since: float, squares: Sequence[Any]) -> float:
+            mixed = ((1 - since) * old + since * new for old, new in zip(nu, squares, strict=True))
+            return sum(float((r * self.inverse_root(x) ** 2).sum()) for r, x in zip(left, mixed, strict=True))
+
+        each = [(progress(since, left), progress(since, whole)) for since in SINCE]
+        return tuple(ours / alone if alone > 0 else 1.0 for ours, alone in each)
+
+    def longer(self, most: float, growth: Sequence[float], steps: int | None, before: int | None = None) -> float:
         """How many times as long its steps outside the subspace become with FOSI: the mean over the steps to come.
 
-        Adam divides by √ν, and inside FOSI ν is of what FOSI leaves to it. So its steps grow to 1/√(1 − f) times, a
-        mean over coordinates, where FOSI takes the part f of a batch's squared gradient away; but only as ν forgets:
-        after t steps what was in it counts b2ᵗ (1 − b2ⁿ) and what has come since 1 − b2ᵗ, n the steps before, if the
-        gradients stay as large as they are. A base that does not divide takes all that it may.
+        Adam's steps grow because inside FOSI ν is of what FOSI leaves to it, and as ν forgets: after t steps what was
+        in it counts b2ᵗ (1 − b2ⁿ) and what has come since 1 − b2ᵗ, n the steps before, if gradients stay as large as
+        they are. Growth below 1 counts 1: it comes of entries of g that are small by chance, which ν would not divide
+        by for long. A base that does not divide takes all that it may.
 
         Args:
           most: what its limit allows, at least 1.
-          taken: f, from 0 to 1.
+          growth: as `growth` returns it.
           steps: to come; None for so many that forgetting does not count.
           before: n, steps that the base has taken; None for many.
         """
         if not self.adaptive:
             return most
         if steps is None:
-            return min(most, (1 - taken) ** -0.5) if taken < 1 else most
+            return min(most, max(growth[-1], 1.0))
         later = _B2 ** np.linspace(0.0, steps, _POINTS)
         old = later * (1.0 if before is None else 1 - _B2**before)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            grown = np.sqrt((old + 1 - later) / (old + (1 - later) * (1 - taken)))
-        return float(np.mean(np.fmin(grown, most)))  # at t = 0 of a base that has taken no step it is 0 / 0
+        new = 1 - later
+        whole = old + new
+        since = np.divide(new, whole, out=np.ones_like(new), where=whole > 0)  # at t = 0 of one that has taken no step
+        return float(np.mean(np.clip(np.interp(since, SINCE, growth), 1.0, most)))
 
     def inverse_root(self, nu: Any) -> Any:
         """(√ν + ε)^(−½), which stands on both sides of the Hessian; for arrays of any framework."""
@@ -136,3 +164,13 @@ def _number(name: str, value: Any, right: str, good: Any) -> None:
     value = float(value)
     if not (math.isfinite(value) and good(float(value))):
         raise ValueError(f"{name} must be {right}, got {value!r}")
+
+
+def evenly(taken: float) -> tuple[float, ...]:
+    """What `Base.growth` would return if FOSI took this part of every entry of g², and g² were what ν is.
+
+    Example:
+      >>> evenly(0.75)[-1]
+      2.0
+    """
+    return tuple(max(1 - since * taken, np.finfo(float).tiny) ** -0.5 for since in SINCE)

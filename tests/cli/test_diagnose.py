@@ -106,6 +106,28 @@ def test_batches_are_the_next_ones_and_a_full_batch_is_the_same_again(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, before, probe.run)  # the training has not gone on
 
 
+def test_a_path_is_of_the_steps_to_come():
+    """The same points as a training that is stopped at each, over the ends of its rounds, and it has not gone on."""
+    plan = Plan("lr", "adam", tiny=True)
+    problem = plan.build(None, False)
+    probe = probing.train(plan, problem, steps=4)
+    before = jax.tree.map(np.array, probe.run)
+    path = probe.path()
+    jax.tree.map(np.testing.assert_array_equal, before, probe.run)
+    size, steps, at = probe.engine.steps_a_round, 4, []
+    for _ in range(3):
+        at.append(steps)
+        steps = min(steps + 7, (steps // size + 1) * size)
+    for step, point in zip(at, path, strict=False):
+        there = probing.train(plan, problem, steps=step).run.params
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7), there, point)
+    assert len(path) == 20 and at[-1] > size
+    found = diagnosing.diagnose(probe, 2, k=2, num_matvecs=8)
+    assert found.growth is not None and found.growth[0] == 1.0 != found.growth[-1]
+    alone = Plan("lr", "heavy-ball", tiny=True)
+    assert probing.train(alone, alone.build(None, False), steps=1).path() == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

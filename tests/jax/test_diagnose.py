@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fosi.jax import Batches, ModelLoss, diagnose, diagnosis, estimate_spectrum
+from fosi.jax import Batches, ModelLoss, diagnose, estimate_spectrum, gradients, timing
 from fosi.jax import space as sp
 from fosi.jax.curvature import Loss
+from fosi.stability import SINCE
 from tests import measuring
 from tests.jax.running import as_arrays, as_tree, flat, loss_fn, x64
 from tests.measuring import BATCHES, CLOSE, ELL, RATE, K
@@ -51,6 +52,18 @@ def test_adams_own_second_moments_and_epsilon():
     got = found(base="adamw", nu=nu, adam_eps=0.3)
     for name, value in divided.items():
         assert getattr(got, name) == pytest.approx(value, **CLOSE), name
+
+
+def test_how_far_adam_will_go_along_a_path():
+    nu, problem = measuring.second_moments(), measuring.problem()
+    with x64(np.float64):
+        path = [as_tree(problem, x, np.float64) for x in measuring.points()]
+    got = found(base="adam", nu=nu, adam_eps=0.3, path=path)
+    wanted = [measuring.wanted_growth(nu, since, 0.3) for since in SINCE]
+    assert got.growth == pytest.approx(wanted, **CLOSE) and {type(x) for x in got.growth} == {float}
+    here = found(base="adam", nu=nu, adam_eps=0.3).growth
+    assert here != pytest.approx(got.growth, rel=1e-2) and here[0] == got.growth[0] == 1.0
+    assert found(base="gd", path=path).growth is None
 
 
 def test_float32_is_as_good_as_its_products():
@@ -143,10 +156,10 @@ def test_what_is_timed_in_a_loop_is_the_gradient_and_the_projection():
     params, batch = {"w": jnp.arange(4.0)}, jnp.ones(4)
     space = sp.span(params)
     given = (Loss(lambda p, x: jnp.sum((p["w"] - x) ** 4)), space, params, batch)
-    gradient = diagnosis._gradient(*given)
-    assert jax.tree.map(np.asarray, space.unpack(diagnosis._gradients(*given)))[0].tolist() == [-4.0, 0.0, 4.0, 32.0]
+    gradient = gradients.gradient(*given)
+    assert jax.tree.map(np.asarray, space.unpack(timing._gradients(*given)))[0].tolist() == [-4.0, 0.0, 4.0, 32.0]
     rows = jax.tree.map(lambda x: jnp.zeros_like(x, shape=(1, *x.shape)).at[0, ..., -1].set(1), gradient)
-    left = [space.unpack(found(rows, gradient))[0] for found in (diagnosis._projections, diagnosis._projected)]
+    left = [space.unpack(found(rows, gradient))[0] for found in (timing._projections, gradients.projected)]
     assert np.asarray(left[0]).tolist() == np.asarray(left[1]).tolist() != [-4.0, 0.0, 4.0, 32.0]
 
 
@@ -161,6 +174,9 @@ def test_what_is_timed_in_a_loop_is_the_gradient_and_the_projection():
         ({"nu": jnp.ones(3)}, ValueError, r"nu must hold finite numbers ≥ 0 in the shapes of params, \(\(4,\),\)"),
         ({"nu": -jnp.ones(4)}, ValueError, "nu must hold finite numbers ≥ 0"),
         ({"nu": {"w": jnp.ones(4)}}, ValueError, "nu must be a tree of arrays like params"),
+        ({"path": [jnp.ones(3)]}, ValueError, r"path must hold finite numbers in the shapes of params, \(\(4,\),\)"),
+        ({"path": [jnp.full(4, jnp.nan)]}, ValueError, "path must hold finite numbers in"),
+        ({"path": [{"w": jnp.ones(4)}]}, ValueError, "path must be a tree of arrays like params"),
         ({"k": 0}, ValueError, "k"),
         ({"curvature_batches": 3}, ValueError, "curvature_batches must be from 1 to the 1 batches"),
         ({"curvature_batches": []}, TypeError, "curvature_batches must be a list of at least one batch, got list"),

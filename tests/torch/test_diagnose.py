@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from fosi.stability import SINCE
 from fosi.torch import diagnose, estimate_spectrum
 from tests import measuring
 from tests.measuring import BATCHES, CLOSE, ELL, RATE, K
@@ -47,6 +48,32 @@ def test_adams_own_second_moments_and_epsilon():
     got = found(base="adamw", nu=nu, adam_eps=0.3)
     for name, value in divided.items():
         assert getattr(got, name) == pytest.approx(value, **CLOSE), name
+
+
+def test_how_far_adam_will_go_along_a_path():
+    nu, problem = measuring.second_moments(), measuring.problem()
+    path = [as_params(problem, x, torch.float64) for x in measuring.points()]
+    got = found(base="adam", nu=nu, adam_eps=0.3, path=path)
+    wanted = [measuring.wanted_growth(nu, since, 0.3) for since in SINCE]
+    assert got.growth == pytest.approx(wanted, **CLOSE) and {type(x) for x in got.growth} == {float}
+    assert found(base="adam", nu=nu, adam_eps=0.3).growth != pytest.approx(got.growth, rel=1e-2)
+    assert found(base="gd", path=path).growth is None
+
+
+def test_parameters_are_back_from_a_path_whatever_happens():
+    w = torch.ones(3, requires_grad=True)
+
+    def loss(limit):
+        if float(w.sum().detach()) > limit:
+            raise ArithmeticError
+        return (torch.tensor([3.0, 2.0, 1.0]) * w**2).sum()
+
+    path = [[torch.full((3,), 2.0)], [torch.full((3,), 9.0)]]
+    assert diagnose(loss, [w], [99.0], learning_rate=0.1, k=1, path=path).growth is not None
+    assert w.tolist() == [1.0, 1.0, 1.0]
+    with pytest.raises(ArithmeticError):
+        diagnose(loss, [w], [20.0], learning_rate=0.1, k=1, path=path)
+    assert w.tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("base", ["nesterov", "adam"])
@@ -120,6 +147,8 @@ def test_the_same_batch_twice_says_that_there_is_no_noise():
         ({"batches": torch.zeros(2)}, TypeError, "batches must be a list of at least one batch, got Tensor"),
         ({"nu": [torch.ones(2)]}, ValueError, r"nu must hold finite numbers ≥ 0 in the shapes of params, \[\(3,\)\]"),
         ({"nu": {"w": torch.ones(3)}}, ValueError, "nu must have the names of params"),
+        ({"path": [[torch.ones(2)]]}, ValueError, r"path must hold finite numbers in the shapes of params, \[\(3,\)\]"),
+        ({"path": [[1.0]]}, TypeError, "path must be tensors, one for each parameter"),
         ({"curvature_batches": 0}, ValueError, "curvature_batches must be from 1 to the 1 batches"),
         ({"curvature_batches": []}, TypeError, "curvature_batches must be a list of at least one batch, got list"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,19 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
-from numpy.typing import NDArray
 
 from fosi.batches import checked, distinct
-from fosi.diagnosis import Base, BaseName, Diagnosis, Measured, Seconds
+from fosi.diagnosis import Base, BaseName, Diagnosis, Measured
 from fosi.jax import space as sp
 from fosi.jax.curvature import Batches, Curvature, Leaves, Loss, Operator
+from fosi.jax.gradients import gradient, mean_squares, products, projected
 from fosi.jax.spectrum import Job, Spectrum, start_key
+from fosi.jax.timing import seconds
 from fosi.measured import check_times
 from fosi.options import Accept, Options, Precision
-
-_LONG, _MANY = 1e-2, 100
-"""What takes more seconds than the one is timed call by call; what takes fewer, so many times in one program, in loops
-whose length is known when they are compiled: else a GPU asks the host after every turn."""
 
 
 class Seen(Loss):
@@ -49,6 +45,7 @@ def diagnose(
     base: BaseName = "adam",
     momentum: float = 0.9,
     nu: sp.Tree | None = None,
+    path: Sequence[sp.Tree] = (),
     adam_eps: float = 1e-8,
     k: int = 10,
     ell: int = 0,
@@ -84,6 +81,9 @@ def diagnose(
       base: ``"gd"``, ``"heavy-ball"``, ``"nesterov"``, ``"adam"`` or ``"adamw"``.
       momentum: its momentum; b1 of Adam.
       nu: Adam's second moments, bias-corrected, a tree like ``params``; None takes the batches' mean squared gradient.
+      path: with Adam, parameters at some points of the training near here, twenty over a hundred steps say, trees like
+        ``params``: where a training swings, as at its limit, ν is a mean over what one gradient is not; () for
+        ``params`` alone.
       adam_eps: Adam's ε.
       k: how many of the largest eigenpairs.
       ell: how many of the smallest.
@@ -111,7 +111,7 @@ def diagnose(
       A ``fosi.diagnosis.Diagnosis``; its ``explain()`` says it in words.
 
     Raises:
-      ValueError: if an argument is out of its range, or ``nu`` is not like ``params``.
+      ValueError: if an argument is out of its range, or ``nu`` or one of ``path`` is not like ``params``.
       TypeError: if an argument has the wrong type.
 
     Example:
@@ -152,14 +152,19 @@ def diagnose(
     pairs, beyond = _without(found, k if more else None)
     used = sp.rows_where(pairs.accepted, pairs.eigenvectors)
 
-    gradients = [_gradient(loss, space, params, batch) for batch in drawn]
-    remains = [_projected(used, vector) for vector in gradients]
-    inside, outside = _products(gradients, remains, used)
-    sharpness = sharpness_left = None
+    gradients = [gradient(loss, space, params, batch) for batch in drawn]
+    inside, outside = products(gradients, [projected(used, vector) for vector in gradients], used)
+    sharpness = sharpness_left = growth = None
     if optimizer.adaptive:
-        root = _root(optimizer, space, gradients, nu)
+        for point in path:
+            _leaves_like(space, "path", point)
+        near = (gradient(loss, space, point, drawn[i % len(drawn)]) for i, point in enumerate(path))
+        squares, squares_left = mean_squares(space, used, near if len(path) else gradients)
+        moments = squares if nu is None else _leaves_like(space, "nu", nu, "≥ 0 ", 0.0)
         # Adam inside FOSI sees only what FOSI leaves: its second moments are of that.
-        after = root if nu is not None else _root(optimizer, space, remains, None)
+        root, after = ([optimizer.inverse_root(x) for x in some] for some in (moments, squares_left))
+        after = after if nu is None else root
+        growth = optimizer.growth(moments, squares, squares_left)
         seen = Job.of(Seen(loss_fn, has_aux, curvature, micro_batches), space, options)._replace(k=1, ell=0)
         nothing = jax.tree.map(jnp.zeros_like, used)  # and not None, for which all would be compiled anew
         whole = seen.run(params, (over, root, nothing), None, start_key(seed, 1))
@@ -181,7 +186,8 @@ def diagnose(
             sharpness_left=sharpness_left,
             inside=inside,
             outside=outside,
-            seconds=_seconds(job, optimizer, params, drawn[0], taken[0], gradients[0], used)._replace(step=step_seconds)
+            growth=growth,
+            seconds=seconds(job, optimizer, params, drawn[0], taken[0], gradients[0], used)._replace(step=step_seconds)
             if timed
             else None,
         ),
@@ -204,98 +210,25 @@ def _without(found: Spectrum, index: int | None) -> tuple[Spectrum, float | None
     ), float(found.eigenvalues[index])
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _gradient(loss: Loss, space: sp.Space, params: sp.Tree, batch: Any) -> sp.Vector:
-    return space.pack(loss.gradient(space, params, batch), space.dtype)
-
-
-@jax.jit
-def _inner(rows: sp.Basis, vector: sp.Vector) -> jax.Array:
-    return sp.products(rows, vector)
-
-
-@jax.jit
-def _projected(rows: sp.Basis, vector: sp.Vector) -> sp.Vector:
-    return jax.tree.map(jnp.subtract, vector, sp.combine(rows, sp.products(rows, vector)))
-
-
-def _products(gradients: list[sp.Vector], left: list[sp.Vector], used: sp.Basis) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The gradients along the eigenvectors, and the inner products of what is left of them, on the host."""
-    inside = [np.asarray(_inner(used, vector), np.float64) for vector in gradients]
-    rows = jax.tree.map(lambda *vectors: jnp.stack(vectors), *left)
-    return np.stack(inside), np.stack([np.asarray(_inner(rows, vector), np.float64) for vector in left])
-
-
-def _root(optimizer: Base, space: sp.Space, gradients: list[sp.Vector], nu: sp.Tree | None) -> Leaves:
-    """The factors on both sides of the Hessian, P^(−½), as leaves."""
-    if nu is None:
-        squares = jax.tree.map(lambda *vectors: sum(v**2 for v in vectors) / len(vectors), *gradients)
-        leaves = space.unpack(squares, dtypes=[space.dtype] * len(space.shapes))
-    else:
-        try:
-            leaves = [jnp.asarray(leaf, space.dtype) for leaf in space.leaves(nu)]
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"nu must be a tree of arrays like params: {error}") from error
-        shapes = tuple(leaf.shape for leaf in leaves)
-        if shapes != space.shapes or not all(bool(jnp.all((leaf >= 0) & jnp.isfinite(leaf))) for leaf in leaves):
-            raise ValueError(
-                f"nu must hold finite numbers ≥ 0 in the shapes of params, {space.shapes}, got shapes {shapes}"
-            )
-    return [optimizer.inverse_root(leaf) for leaf in leaves]
+def _leaves_like(space: sp.Space, name: str, tree: sp.Tree, range_: str = "", least: float = -np.inf) -> Leaves:
+    """A tree's leaves, if they are finite numbers that are no less, in the shapes of the parameters."""
+    try:
+        leaves = [jnp.asarray(leaf, space.dtype) for leaf in space.leaves(tree)]
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name} must be a tree of arrays like params: {error}") from error
+    shapes = tuple(leaf.shape for leaf in leaves)
+    if shapes != space.shapes or not all(bool(jnp.all((leaf >= least) & jnp.isfinite(leaf))) for leaf in leaves):
+        raise ValueError(
+            f"{name} must hold finite numbers {range_}in the shapes of params, {space.shapes}, got shapes {shapes}"
+        )
+    return leaves
 
 
 def _between(space: sp.Space, operator: Operator, factors: Leaves, basis: sp.Basis, v: Leaves) -> Leaves:
     def project(leaves: Leaves) -> Leaves:
-        return space.unpack(_projected(basis, space.pack(leaves, space.dtype)))
+        return space.unpack(projected(basis, space.pack(leaves, space.dtype)))
 
     def scale(leaves: Leaves) -> Leaves:
         return [(f * x).astype(x.dtype) for f, x in zip(factors, leaves, strict=True)]
 
     return scale(project(operator(project(scale(v)))))
-
-
-def _seconds(
-    job: Job, optimizer: Base, params: sp.Tree, batch: Any, estimated: Any, gradient: sp.Vector, used: sp.Basis
-) -> Seconds:
-    """Times of compiled functions, the least of some calls."""
-    passes = 2 if optimizer.adaptive else 1  # V is read four times a step, or twice where the base is linear
-    given = (job.loss, job.space, params, batch)
-    return Seconds(
-        gradient=_each(lambda: _gradient(*given), lambda: _gradients(*given)),
-        refresh=_least(lambda: job.run(params, estimated, None, start_key(0, 0)), 1),
-        projections=passes * _each(lambda: _projected(used, gradient), lambda: _projections(used, gradient)),
-    )
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _gradients(loss: Loss, space: sp.Space, params: sp.Tree, batch: Any) -> sp.Vector:
-    """Many, each where the last one led; the step is 0 times it, which no compiler may leave out."""
-    leaves = space.leaves(params)
-
-    def follow(_: jax.Array, slope: sp.Vector) -> sp.Vector:
-        moved = [x + (0 * g).astype(x.dtype) for x, g in zip(leaves, space.unpack(slope), strict=True)]
-        return space.pack(loss.gradient(space, space.merge(moved, params), batch), space.dtype)
-
-    start = space.pack([jnp.zeros_like(x) for x in leaves], space.dtype)
-    return jax.lax.fori_loop(0, _MANY, follow, start)
-
-
-@jax.jit
-def _projections(rows: sp.Basis, vector: sp.Vector) -> sp.Vector:
-    return jax.lax.fori_loop(0, _MANY, lambda _, x: _projected(rows, x), vector)
-
-
-def _each(one: Callable[[], Any], many: Callable[[], Any]) -> float:
-    """Seconds of one call inside a compiled step: of a short one, from Python, most is the call itself."""
-    alone = _least(one, 5)
-    return alone if alone > _LONG else min(alone, _least(many, 3) / _MANY)
-
-
-def _least(call: Callable[[], Any], times: int) -> float:
-    jax.block_until_ready(call())  # compiles
-    taken = []
-    for _ in range(times):
-        begin = time.perf_counter()
-        jax.block_until_ready(call())
-        taken.append(time.perf_counter() - begin)
-    return min(taken)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fosi.batches import checked, distinct
-from fosi.diagnosis import Base, BaseName, Diagnosis, Measured, Seconds
+from fosi.diagnosis import Base, BaseName, Diagnosis, Measured
 from fosi.measured import check_times
 from fosi.options import Accept, Options, Precision
 from fosi.torch import lanczos
 from fosi.torch import space as sp
-from fosi.torch.curvature import Closure, evaluate
-from fosi.torch.isolation import Isolation
+from fosi.torch.curvature import Closure
+from fosi.torch.gradients import along, gradients, mean_squares, products, projected
 from fosi.torch.spectrum import estimate
+from fosi.torch.timing import seconds
 
 
 def diagnose(
@@ -33,6 +33,7 @@ def diagnose(
     base: BaseName = "adam",
     momentum: float = 0.9,
     nu: Iterable[Tensor] | Mapping[str, Tensor] | None = None,
+    path: Sequence[Iterable[Tensor] | Mapping[str, Tensor]] = (),
     adam_eps: float = 1e-8,
     k: int = 10,
     ell: int = 0,
@@ -67,6 +68,9 @@ def diagnose(
       momentum: its momentum; b1 of Adam.
       nu: Adam's second moments, bias-corrected, a tensor for each parameter in their order or by name: that is
         ``state["exp_avg_sq"] / (1 - b2 ** state["step"])``; None takes the batches' mean squared gradient.
+      path: with Adam, parameters at some points of the training near here, twenty over a hundred steps say, each as
+        ``nu`` is given: where a training swings, as at its limit, ν is a mean over what one gradient is not; () for
+        ``params`` alone.
       adam_eps: Adam's ε.
       k: how many of the largest eigenpairs.
       ell: how many of the smallest.
@@ -91,7 +95,8 @@ def diagnose(
       A ``fosi.diagnosis.Diagnosis``; its ``explain()`` says it in words.
 
     Raises:
-      ValueError: if an argument is out of its range, ``nu`` is not like ``params``, or the parameters are sharded.
+      ValueError: if an argument is out of its range, ``nu`` or one of ``path`` is not like ``params``, or they are
+        sharded.
       TypeError: if an argument has the wrong type.
 
     Example:
@@ -140,14 +145,18 @@ def diagnose(
     used = found.basis[torch.as_tensor(kept, device=space.device)]
     used = used * torch.as_tensor(accepted, device=space.device)[:, None]
 
-    gradients = _gradients(losses, space, model)
-    remains = [_project(used, g) for g in gradients]
-    inside, outside = _products(gradients, remains, used)
-    sharpness = sharpness_left = None
+    found_here = gradients(losses, space, model)
+    inside, outside = products(found_here, [projected(used, g) for g in found_here], used)
+    sharpness = sharpness_left = growth = None
     if optimizer.adaptive:
-        root = optimizer.inverse_root(_second_moments(space, gradients, nu, names))
+        points = [_tensors_like(space, "path", point, names) for point in path]
+        with contextlib.closing(along(points, losses, space, model)) as near:  # whatever happens, params are put back
+            squares, squares_left = mean_squares(used, near if points else found_here)
+        moments = squares if nu is None else _second_moments(space, nu, names)
+        root = optimizer.inverse_root(moments)
         # Adam inside FOSI sees only what FOSI leaves: its second moments are of that.
-        after = root if nu is not None else optimizer.inverse_root(_second_moments(space, remains, None, names))
+        after = optimizer.inverse_root(squares_left) if nu is None else root
+        growth = optimizer.growth([moments], [squares], [squares_left])
         one = replace(options, k=1, ell=0, num_matvecs=m)
         seen = [functools.partial(_between, root, None), functools.partial(_between, after, used)]
         tops = [estimate(over, space, one, i, model=model, around=f).extremes[0] for i, f in enumerate(seen, 1)]
@@ -168,7 +177,8 @@ def diagnose(
             sharpness_left=sharpness_left,
             inside=inside,
             outside=outside,
-            seconds=_seconds(losses[0], over[0], space, options, model, optimizer, gradients[0], used)._replace(
+            growth=growth,
+            seconds=seconds(losses[0], over[0], space, options, model, optimizer, found_here[0], used)._replace(
                 step=step_seconds
             )
             if timed
@@ -194,110 +204,40 @@ def _losses(closure: Any, batches: Any, name: str = "closure") -> list[Closure]:
     return [known[id(batch)] for batch in drawn]
 
 
-def _gradients(losses: list[Closure], space: sp.Space, model: nn.Module | None) -> list[Tensor]:
-    """A gradient for each; what was given twice has the same one. In one isolation: each draws its own dropout."""
-    known: dict[int, Tensor] = {}
-    with Isolation(space.params, model) as isolation:
-        for loss in losses:
-            if id(loss) not in known:
-                known[id(loss)] = _gradient(loss, space, isolation.leaves)
-    return [known[id(loss)] for loss in losses]
-
-
-def _gradient(loss: Closure, space: sp.Space, leaves: Sequence[Tensor]) -> Tensor:
+def _second_moments(space: sp.Space, nu: Any, names: list[str] | None) -> Tensor:
     buffer = space.buffer()
-    trained = [(view, leaf) for view, leaf in zip(buffer.views, leaves, strict=True) if leaf.requires_grad]
-    found = torch.autograd.grad(evaluate(loss), [leaf for _, leaf in trained], allow_unused=True)
-    with torch.no_grad():
-        for (view, _), gradient in zip(trained, found, strict=True):
-            if gradient is not None:
-                view.copy_(gradient)
-    return buffer.vector
-
-
-def _project(basis: Tensor, vector: Tensor) -> Tensor:
-    """What of a vector lies outside the span of the rows."""
-    return vector - sp.combine(basis.t(), sp.products(basis, vector))
-
-
-def _products(gradients: list[Tensor], remains: list[Tensor], used: Tensor) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The gradients along the eigenvectors, and the inner products of what is left of them, on the host."""
-    inside = torch.stack([sp.products(used, g) for g in gradients])
-    left = torch.stack(remains)
-    outside = torch.stack([sp.products(left, row) for row in left])
-    return inside.double().cpu().numpy(), outside.double().cpu().numpy()
-
-
-def _second_moments(space: sp.Space, gradients: list[Tensor], nu: Any, names: list[str] | None) -> Tensor:
-    if nu is None:
-        return torch.stack([g**2 for g in gradients]).mean(0)
-    if isinstance(nu, Mapping):
-        if names is None or set(nu) != set(names):
-            raise ValueError(f"nu must have the names of params, {names}, got {list(nu)}")
-        nu = [nu[name] for name in names]
-    tensors = list(nu) if isinstance(nu, Iterable) else [nu]
-    if not all(isinstance(x, Tensor) for x in tensors):
-        raise TypeError(f"nu must be tensors, one for each parameter, or None, got {nu!r:.80}")
-    shapes, wanted = [tuple(x.shape) for x in tensors], [tuple(p.shape) for p in space.params]
-    if shapes != wanted or not all(bool(((x >= 0) & x.isfinite()).all()) for x in tensors):
-        raise ValueError(f"nu must hold finite numbers ≥ 0 in the shapes of params, {wanted}, got shapes {shapes}")
-    buffer = space.buffer()
-    for view, x in zip(buffer.views, tensors, strict=True):
+    for view, x in zip(buffer.views, _tensors_like(space, "nu", nu, names, "≥ 0 ", 0.0), strict=True):
         view.copy_(x)
     return buffer.vector
+
+
+def _tensors_like(
+    space: sp.Space, name: str, given: Any, names: list[str] | None, range_: str = "", least: float = -np.inf
+) -> list[Tensor]:
+    """Tensors in the order of the parameters, if they hold finite numbers that are no less, in their shapes."""
+    if isinstance(given, Mapping):
+        if names is None or set(given) != set(names):
+            raise ValueError(f"{name} must have the names of params, {names}, got {list(given)}")
+        given = [given[each] for each in names]
+    tensors = list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(x, Tensor) for x in tensors):
+        raise TypeError(f"{name} must be tensors, one for each parameter, got {given!r:.80}")
+    shapes, wanted = [tuple(x.shape) for x in tensors], [tuple(p.shape) for p in space.params]
+    if shapes != wanted or not all(bool(((x >= least) & x.isfinite()).all()) for x in tensors):
+        raise ValueError(
+            f"{name} must hold finite numbers {range_}in the shapes of params, {wanted}, got shapes {shapes}"
+        )
+    return tensors
 
 
 def _between(root: Tensor, basis: Tensor | None, matvec: lanczos.Matvec) -> lanczos.Matvec:
     """The operator S (I − V Vᵀ) H (I − V Vᵀ) S, with S the root."""
 
     def project(vector: Tensor) -> Tensor:
-        return vector if basis is None else _project(basis.to(vector.dtype), vector)
+        return vector if basis is None else projected(basis.to(vector.dtype), vector)
 
     def apply(vector: Tensor) -> Tensor:
         factors = root.to(vector.dtype)
         return factors * project(matvec(project(factors * vector)))
 
     return apply
-
-
-def _seconds(
-    loss: Closure,
-    estimated: Closure,
-    space: sp.Space,
-    options: Options,
-    model: nn.Module | None,
-    optimizer: Base,
-    gradient: Tensor,
-    used: Tensor,
-) -> Seconds:
-    """Times of warm functions, the least of some calls."""
-    passes = 2 if optimizer.adaptive else 1  # V is read four times a step, or twice where the base is linear
-    trained = [p for p in space.params if p.requires_grad]
-    kept = [] if model is None else [(buffer, buffer.clone()) for buffer in model.buffers()]
-
-    def gradient_alone() -> None:
-        # As in training: a refresh switches off mixed precision and fused kernels, which products cannot have.
-        with torch.enable_grad():
-            torch.autograd.grad(loss(), trained, allow_unused=True)
-
-    devices = [space.device] if space.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        alone = _least(gradient_alone, 5, space.device)
-    for buffer, before in kept:
-        buffer.data.copy_(before)
-    return Seconds(
-        gradient=alone,
-        refresh=_least(lambda: estimate(estimated, space, options, 0, model=model), 1, space.device),
-        projections=passes * _least(lambda: _project(used, gradient), 5, space.device),
-    )
-
-
-def _least(call: Callable[[], Any], times: int, device: torch.device) -> float:
-    taken = []
-    for _ in range(times + 1):
-        begin = time.perf_counter()
-        call()
-        if device.type != "cpu":
-            torch.get_device_module(device.type).synchronize(device)
-        taken.append(time.perf_counter() - begin)
-    return min(taken[1:])  # the first one warms up

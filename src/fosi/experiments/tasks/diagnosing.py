@@ -46,6 +46,7 @@ def diagnose(probe: Probe, batches: int, **given: Any) -> Diagnosis:
         learning_rate=probe.engine.rate,
         momentum=MOMENTUM,
         nu=probe.second_moments(),
+        path=probe.path(),
         max_lr_scale=task.max_lr_scale,
         **given,
     )

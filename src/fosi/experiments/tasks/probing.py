@@ -20,6 +20,9 @@ from fosi.experiments.tasks.plan import Plan
 _CHUNK = 10
 _TIMED = 50
 _B2 = 0.999
+_POINTS, _APART = 20, 7
+"""Of `Probe.path`: over some of the swings of a training at its limit, and apart by an odd number, since the fastest of
+those go back and forth from step to step."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,23 @@ class Probe:
             engine.advance(JaxRun(params, state, opt_state, run.step), engine.first, 0, count)
             taken.append(time.perf_counter() - begin)
         return min(taken[1:]) / count
+
+    def path(self) -> list[Any]:
+        """Parameters at some points of the steps to come, which lead nowhere; none where there is no second moment."""
+        if self.second_moments() is None:
+            return []
+        engine, index = self.engine, self.step // self.engine.steps_a_round
+        at, order, found = self.step % engine.steps_a_round, engine.order(index), []
+        params, state, opt_state = jax.tree.map(own, self.run[:3])  # a step gives its arrays away
+        run = JaxRun(params, state, opt_state, self.run.step)
+        for _ in range(_POINTS):
+            found.append(jax.tree.map(own, run.params))
+            stop = min(at + _APART, engine.steps_a_round)
+            run, _ = engine.advance(run, order, at, stop)
+            if (at := stop) == engine.steps_a_round:
+                at, index = 0, index + 1
+                order = engine.order(index)
+        return found
 
     def second_moments(self) -> Any:
         """Adam's, bias-corrected; None for a base without, before the first step, and inside FOSI.
