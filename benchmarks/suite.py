@@ -22,7 +22,7 @@ from fosi.experiments.tasks import TASKS, runs, standings
 from fosi.experiments.tasks.jax_engine import JaxEngine
 from fosi.experiments.tasks.plan import Plan
 
-AFTER, LATER = {"switch_at": 1000}, {"switch_at": 2000}
+AFTER = {"switch_at": 1000}
 PAIRS = {"memory_size": 300}
 GAUSS_NEWTON = {"operator": "gauss_newton"}
 AROUND_LBFGS = {**AFTER, **PAIRS, **GAUSS_NEWTON}
@@ -49,13 +49,16 @@ class Entry(NamedTuple):
 ENTRIES = (
     *(Entry("adam", rate_factor=factor) for factor in (0.1, 0.3, 1.0, 3.0, 10.0)),
     *(Entry("soap", rate_factor=factor) for factor in (0.3, 1.0, 3.0)),
-    *(Entry("muon", rate_factor=factor) for factor in (0.3, 1.0)),
+    *(Entry("muon", rate_factor=factor) for factor in (0.1, 0.3, 1.0)),
     Entry("lbfgs", {"memory_size": 100}),
     Entry("lbfgs", PAIRS),
     Entry("adam-lbfgs", {**AFTER, **PAIRS}),
     Entry("adam-lbfgs", {**AFTER, **PAIRS, "scaling": "geometric"}),
     Entry("soap-lbfgs", {**AFTER, **PAIRS}),
-    Entry("soap-lbfgs", {**LATER, **PAIRS}),
+    *(Entry("soap-lbfgs", {**PAIRS, "switch_at": at}) for at in (2000, 4000)),
+    Entry("soap-lbfgs", {**AFTER, **PAIRS}, rate_factor=0.3),
+    *(Entry("adam-lbfgs", {**PAIRS, "switch_at": at}) for at in (500, 2000)),
+    *(Entry("adam-lbfgs", {**AFTER, **PAIRS}, rate_factor=factor) for factor in (0.3, 3.0)),
     Entry("soap-lbfgs", {**AFTER, **PAIRS, "scaling": "geometric"}),
     Entry("adam-newton-cg", AFTER),
     Entry("fosi-adam", curvature="part"),
@@ -65,7 +68,7 @@ ENTRIES = (
     Entry("fosi-lbfgs", {**PAIRS, **GAUSS_NEWTON}, curvature="part"),
     Entry("adam-fosi-lbfgs", AROUND_LBFGS, curvature="part"),
     Entry("soap-fosi-lbfgs", AROUND_LBFGS, curvature="part"),
-    Entry("soap-fosi-lbfgs", {**AROUND_LBFGS, **LATER}, curvature="part"),
+    *(Entry("soap-fosi-lbfgs", {**AROUND_LBFGS, "switch_at": at}, curvature="part") for at in (500, 2000, 2500)),
     Entry("adam-fosi-lbfgs", {**AFTER, **PAIRS}, curvature="part"),
     Entry("adam-fosi-lbfgs", AROUND_LBFGS),
 )
