@@ -25,8 +25,6 @@ from fosi.experiments.tasks.predictions import Pair
 
 RUNS = {"adam": 0.37, "heavy-ball": 0.23}
 """What FOSI adds to a step of `lr`, refreshes and all, in its runs on the H200; its diagnosis counts it."""
-BEFORE = 0.83
-"""Of Adam's seconds, what FOSI took to Adam's loss on `reaction` at full size, before two of three runs diverged."""
 
 
 def known(where: Path, pair: Pair) -> list[diagnosis.Diagnosis]:
@@ -89,8 +87,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         line("as if Adam forgot at once", again(where, found, lambda some: replace(some[-1], steps_left=None).features))
     )
     print(line("the first diagnosis of each", again(where, found, lambda some: some[0].features)))
-    early = [BEFORE if (pair.task, pair.settings) == ("reaction", "alpha 0.1") else pair.ratio for pair in found]
-    print(line("reaction by what it had before it diverged", found, early))
     for task in dict.fromkeys(pair.task for pair in found):
         print(line(f"without {task}", [pair for pair in found if pair.task != task]))
     print(line("Adam alone", [pair for pair in found if pair.base == "adam"]))

@@ -210,6 +210,7 @@ def test_adams_steps_grow_as_it_forgets():
     adam = Base("adam", 0.1)
     assert adam.growth([whole], [whole], [whole]) == pytest.approx([1.0] * len(SINCE))
     assert adam.growth([whole], [whole], [0 * whole]) == (1.0,) * len(SINCE)
+    assert all(map(math.isnan, adam.growth([whole], [whole + math.nan], [whole + math.nan])))
     assert evenly(0.75) == pytest.approx(adam.growth([whole], [whole], [whole / 4]), rel=1e-6)
     assert adam.longer(9.0, evenly(0.75), None) == 2.0 and adam.longer(1.5, evenly(1.0), None) == 1.5
     assert adam.longer(9.0, evenly(0.75), 10**8) == pytest.approx(2.0, rel=1e-2)

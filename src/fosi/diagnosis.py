@@ -136,7 +136,7 @@ class Diagnosis:
             *(x for x in (m.sharpness, m.sharpness_left, m.growth) if x is not None),
         ]
         if not all(np.isfinite(np.asarray(x, float)).all() for x in seen):
-            raise ValueError("the loss, its gradient or its curvature is not finite at params, or nu is not")
+            raise ValueError("the loss, its gradient or its curvature is not finite at params or on path, or nu is not")
         values, used = np.asarray(m.eigenvalues, float), np.asarray(m.accepted, bool)
         top, bottom = values[:k][used[:k]], values[k:][used[k:]]
         rest = [*values[:k][~used[:k]].tolist(), *([] if m.beyond is None else [m.beyond])]

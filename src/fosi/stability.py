@@ -125,7 +125,7 @@ class Base:
             return sum(float((r * self.inverse_root(x) ** 2).sum()) for r, x in zip(left, mixed, strict=True))
 
         each = [(progress(since, left), progress(since, whole)) for since in SINCE]
-        return tuple(ours / alone if alone > 0 else 1.0 for ours, alone in each)
+        return tuple(1.0 if alone == 0 else ours / alone for ours, alone in each)
 
     def longer(self, most: float, growth: Sequence[float], steps: int | None, before: int | None = None) -> float:
         """How many times as long its steps outside the subspace become with FOSI: the mean over the steps to come.

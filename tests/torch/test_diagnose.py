@@ -69,6 +69,12 @@ def test_parameters_are_back_from_a_path_whatever_happens():
         return (torch.tensor([3.0, 2.0, 1.0]) * w**2).sum()
 
     path = [[torch.full((3,), 2.0)], [torch.full((3,), 9.0)]]
+    before = loss(99.0)
+    around = [
+        diagnose(loss, [w], [99.0], learning_rate=0.1, k=1, path=[*path, x]).growth for x in ([w], [torch.ones(3)])
+    ]
+    assert around[0] == around[1]  # a point may be the parameters themselves
+    before.backward()  # a graph from before is whole
     assert diagnose(loss, [w], [99.0], learning_rate=0.1, k=1, path=path).growth is not None
     assert w.tolist() == [1.0, 1.0, 1.0]
     with pytest.raises(ArithmeticError):

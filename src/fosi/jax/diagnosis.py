@@ -80,7 +80,8 @@ def diagnose(
       learning_rate: the base's, at this point.
       base: ``"gd"``, ``"heavy-ball"``, ``"nesterov"``, ``"adam"`` or ``"adamw"``.
       momentum: its momentum; b1 of Adam.
-      nu: Adam's second moments, bias-corrected, a tree like ``params``; None takes the batches' mean squared gradient.
+      nu: Adam's second moments, bias-corrected, a tree like ``params``; None takes the mean squared gradient,
+        of the batches or along ``path``.
       path: with Adam, parameters at some points of the training near here, twenty over a hundred steps say, trees like
         ``params``: where a training swings, as at its limit, ν is a mean over what one gradient is not; () for
         ``params`` alone.
@@ -156,10 +157,11 @@ def diagnose(
     inside, outside = products(gradients, [projected(used, vector) for vector in gradients], used)
     sharpness = sharpness_left = growth = None
     if optimizer.adaptive:
-        for point in path:
+        points = list(path)
+        for point in points:
             _leaves_like(space, "path", point)
-        near = (gradient(loss, space, point, drawn[i % len(drawn)]) for i, point in enumerate(path))
-        squares, squares_left = mean_squares(space, used, near if len(path) else gradients)
+        near = (gradient(loss, space, point, drawn[i % len(drawn)]) for i, point in enumerate(points))
+        squares, squares_left = mean_squares(space, used, near if points else gradients)
         moments = squares if nu is None else _leaves_like(space, "nu", nu, "≥ 0 ", 0.0)
         # Adam inside FOSI sees only what FOSI leaves: its second moments are of that.
         root, after = ([optimizer.inverse_root(x) for x in some] for some in (moments, squares_left))

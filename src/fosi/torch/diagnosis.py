@@ -67,7 +67,8 @@ def diagnose(
       base: ``"gd"``, ``"heavy-ball"``, ``"nesterov"``, ``"adam"`` or ``"adamw"``.
       momentum: its momentum; b1 of Adam.
       nu: Adam's second moments, bias-corrected, a tensor for each parameter in their order or by name: that is
-        ``state["exp_avg_sq"] / (1 - b2 ** state["step"])``; None takes the batches' mean squared gradient.
+        ``state["exp_avg_sq"] / (1 - b2 ** state["step"])``; None takes the mean squared gradient, of the batches
+        or along ``path``.
       path: with Adam, parameters at some points of the training near here, twenty over a hundred steps say, each as
         ``nu`` is given: where a training swings, as at its limit, ν is a mean over what one gradient is not; () for
         ``params`` alone.
@@ -149,7 +150,8 @@ def diagnose(
     inside, outside = products(found_here, [projected(used, g) for g in found_here], used)
     sharpness = sharpness_left = growth = None
     if optimizer.adaptive:
-        points = [_tensors_like(space, "path", point, names) for point in path]
+        # Copies: a point may be the parameters themselves, which move.
+        points = [[x.detach().clone() for x in _tensors_like(space, "path", point, names)] for point in path]
         with contextlib.closing(along(points, losses, space, model)) as near:  # whatever happens, params are put back
             squares, squares_left = mean_squares(used, near if points else found_here)
         moments = squares if nu is None else _second_moments(space, nu, names)

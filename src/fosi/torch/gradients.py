@@ -71,6 +71,5 @@ def mean_squares(used: Tensor, vectors: Iterable[Tensor]) -> tuple[Tensor, Tenso
 
 
 def _put(params: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    with torch.no_grad():
-        for param, value in zip(params, values, strict=True):
-            param.copy_(value)
+    for param, value in zip(params, values, strict=True):
+        param.data.copy_(value)  # unseen by a graph that the caller may still want to go back through

@@ -21,8 +21,8 @@ _CHUNK = 10
 _TIMED = 50
 _B2 = 0.999
 _POINTS, _APART = 20, 7
-"""Of `Probe.path`: over some of the swings of a training at its limit, and apart by an odd number, since the fastest of
-those go back and forth from step to step."""
+"""Of `Probe.path`: over some of the swings of a training at its limit, and apart by an odd number but at the ends of
+rounds, since the fastest of those go back and forth from step to step."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,9 @@ class Probe:
         for _ in range(_POINTS):
             found.append(jax.tree.map(own, run.params))
             stop = min(at + _APART, engine.steps_a_round)
-            run, _ = engine.advance(run, order, at, stop)
+            run, total = engine.advance(run, order, at, stop)
+            if not np.isfinite(total):  # it diverges: what came before will do
+                break
             if (at := stop) == engine.steps_a_round:
                 at, index = 0, index + 1
                 order = engine.order(index)
