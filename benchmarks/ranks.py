@@ -1,7 +1,7 @@
 """What do the choices behind a predicted ratio do to the ranks of the tasks? From the results alone, in seconds.
 
 Each line is Spearman's correlation over tasks of predicted and measured: by a rule fitted to the other tasks, and by
-the coefficients that one would expect. `docs/diagnose.md` has the table::
+the coefficients that one would expect (after a race: by that alone). `docs/diagnose.md` has the table::
 
     python -m benchmarks.ranks results
 """
@@ -22,6 +22,7 @@ from fosi.experiments import records
 from fosi.experiments.tasks import predictions
 from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.predictions import Pair
+from fosi.experiments.tasks.race import SHARES
 
 RUNS = {"adam": 0.37, "heavy-ball": 0.23}
 """What FOSI adds to a step of `lr`, refreshes and all, in its runs on the H200; its diagnosis counts it."""
@@ -51,7 +52,8 @@ def line(name: str, found: Sequence[Pair], ratios: Sequence[float] | None = None
     measured = [pair.ratio for pair in found] if ratios is None else ratios
     features, names = [pair.features for pair in found], [pair.task for pair in found]
     fitted = prediction.leave_one_out(features, measured, groups=names)
-    expected = np.array([prediction.predict(one, prediction.PHYSICAL) for one in features])
+    told = prediction.TOLD if any(prediction.RACED in one for one in features) else prediction.PHYSICAL
+    expected = np.array([prediction.predict(one, told) for one in features])
     truth = predictions.by_task(found, measured)
     said = [
         prediction.spearman([*predictions.by_task(found, one).values()], [*truth.values()])
@@ -90,6 +92,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     for task in dict.fromkeys(pair.task for pair in found):
         print(line(f"without {task}", [pair for pair in found if pair.task != task]))
     print(line("Adam alone", [pair for pair in found if pair.base == "adam"]))
+    for share in SHARES:
+        ran = predictions.raced(found, share)
+        print(line(f"after a race of {share:.0%}", ran))
+        for device in sorted(
+            {pair.device for pair in ran if len({p.task for p in ran if p.device == pair.device}) > 9}
+        ):
+            print(line(f"after a race of {share:.0%} on {device} alone", [p for p in ran if p.device == device]))
 
 
 if __name__ == "__main__":

@@ -135,6 +135,7 @@ ABLATIONS = {
     ),
     "autoencoder": (
         *(Entry(name, rate_factor=factor) for name in ("adam", "soap", "muon") for factor in (1.0, 3.0)),
+        Entry("soap", rate_factor=10.0),
         Entry("kfac", {"min_damping": 1e-8}),
         Entry("fosi-adam", curvature="part"),
         *(Entry("fosi-adam", LONGER, rate_factor=factor, curvature="part") for factor in (1.0, 3.0)),
@@ -144,6 +145,7 @@ ABLATIONS = {
             for factor in (1.0, 3.0)
             for name, x, curvature in (("soap-lbfgs", {}, "fixed"), ("soap-fosi-lbfgs", GAUSS_NEWTON, "part"))
         ),
+        Entry("soap-fosi-lbfgs", {"memory_size": 100, "switch_at": 50, **GAUSS_NEWTON}, curvature="part"),
     ),
     "switch": tuple(
         entry

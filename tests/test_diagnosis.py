@@ -358,6 +358,25 @@ def test_a_fit_minimises_what_it_says():
     assert far == pytest.approx(dict(prior), abs=1e-6)
 
 
+def test_after_a_race_the_rule_looks_at_it_too():
+    features, raced = rows(8), np.random.default_rng(2).normal(size=8)
+    ran = [{**row, "raced": float(x)} for row, x in zip(features, raced, strict=True)]
+    assert prediction.predict(ran[0], prediction.TOLD) == pytest.approx(math.exp(raced[0]))
+    weights = prediction.COEFFICIENTS_RACED
+    logs = weights["constant"] + sum(weights[name] * value for name, value in ran[0].items())
+    assert prediction.predict(ran[0]) == pytest.approx(math.exp(logs))
+    # Where the race was right each time a fit believes it, and what is left out is predicted so.
+    assert diagnosis.fit(ran, np.exp(raced))["raced"] == pytest.approx(1.0)
+    np.testing.assert_allclose(diagnosis.leave_one_out(ran, np.exp(raced)), np.exp(raced))
+    # Where it said nothing, it is not.
+    wrong = diagnosis.fit(ran, np.ones(8), ridge=1e-6)
+    assert abs(wrong["raced"]) < 1e-4
+    with pytest.raises(ValueError, match="features has no finite 'raced'"):
+        diagnosis.fit([ran[0], features[1]], [1.0, 1.0])
+    with pytest.raises(ValueError, match="coefficients has no finite 'raced'"):
+        prediction.predict(ran[0], prediction.PHYSICAL)
+
+
 def test_a_fit_finds_the_rule_that_made_the_ratios():
     truth = {"constant": 0.1, "overhead": 0.8, "rate": -0.6, "relief": -0.3, "noisy": 0.2, "inside": 0.5}
     features = rows(40, 2)

@@ -17,7 +17,7 @@ import numpy as np
 from fosi import scaling, verdict
 from fosi.measured import Measured, Seconds, refresh_cost, signal_and_noise
 from fosi.options import Options
-from fosi.prediction import COEFFICIENTS, fit, leave_one_out, predict, spearman
+from fosi.prediction import RACED, fit, leave_one_out, predict, spearman
 from fosi.stability import Base, BaseName, evenly
 
 __all__ = [
@@ -74,6 +74,7 @@ class Diagnosis:
       steps_taken: that the base has taken; None for many.
       growth: with Adam, how many times as far it goes outside the subspace with FOSI, by how much of ν is new: at each
         of ``fosi.stability.SINCE``; None where it was not measured, and then all coordinates count as `taken` alike.
+      raced: FOSI's seconds over the base's in a race, where there was one.
     """
 
     base: str
@@ -110,9 +111,17 @@ class Diagnosis:
     steps_left: int | None = None
     steps_taken: int | None = None
     growth: tuple[float, ...] | None = None
+    raced: float | None = None
 
     @classmethod
-    def of(cls, base: Base, measured: Measured, options: Options | None = None, **steps: int | None) -> Diagnosis:
+    def of(
+        cls,
+        base: Base,
+        measured: Measured,
+        options: Options | None = None,
+        raced: float | None = None,
+        **steps: int | None,
+    ) -> Diagnosis:
         """Works out a diagnosis.
 
         Args:
@@ -120,6 +129,7 @@ class Diagnosis:
           measured: what a backend measured.
           options: of the FOSI that it was measured for: its budget, the cap on the scaling of the base's rate, and how
             pairs were estimated and accepted; None for the defaults.
+          raced: what a race of base and FOSI has said, if there was one.
           **steps: ``steps_left`` and ``steps_taken``.
 
         Returns:
@@ -185,6 +195,7 @@ class Diagnosis:
             overhead=extra,
             seconds=m.seconds,
             growth=m.growth,
+            raced=None if raced is None else float(raced),
             **{name: None if count is None else int(count) for name, count in steps.items()},
         )
 
@@ -237,7 +248,7 @@ class Diagnosis:
         to nothing far below the limit; s/limit counts 1 at the most, since a training that goes on beyond its limit is
         held there by something else, and s_left/limit too where the rate is not scaled; of Adam what `Base.longer`
         makes of it; and only what is more than ``rate``, which is made of the same distance. ``noisy``: their sum times
-        `noise_share`. ``inside``: `gradient_inside`.
+        `noise_share`. ``inside``: `gradient_inside`. ``raced``: log of what a race said, where there was one.
         """
         rate = math.log(self.lr_scale)
         left = self.of_limit_left if self.lr_scale > 1 else min(self.of_limit_left, 1.0)
@@ -252,6 +263,7 @@ class Diagnosis:
             "relief": relief,
             "noisy": (rate + relief) * self.noise_share,
             "inside": self.gradient_inside,
+            **({} if self.raced is None else {RACED: math.log(self.raced)}),
         }
 
     @property
@@ -261,7 +273,7 @@ class Diagnosis:
     @property
     def ratio(self) -> float:
         """FOSI's seconds over the base's to the same target, as predicted; below 1 where FOSI is sooner."""
-        return predict(self.features, COEFFICIENTS)
+        return predict(self.features)
 
     def settings(self) -> dict[str, Any]:
         """Keyword arguments for FOSI that suit what was found, see `fosi.verdict.settings`."""
@@ -296,7 +308,7 @@ def from_record(record: Mapping[str, Any]) -> Diagnosis:
     Raises:
       ValueError: if something is missing.
     """
-    given: dict[str, Any] = {"steps_left": None, "steps_taken": None, "growth": None}  # which older ones have not
+    given: dict[str, Any] = dict.fromkeys(("steps_left", "steps_taken", "growth", "raced"))  # which older ones have not
     for field in dataclasses.fields(Diagnosis):
         if field.name not in record and field.name not in given:
             raise ValueError(f"record has no {field.name!r}: it is not of a diagnosis, or of an older one")

@@ -13,6 +13,8 @@ Features = Mapping[str, float]
 
 NAMES = ("constant", "overhead", "rate", "relief", "noisy", "inside")
 """What the rule looks at; `Diagnosis.features` says what each one is."""
+RACED = "raced"
+"""What it looks at too where base and FOSI were trained side by side for a while: the logarithm of what that said."""
 
 PHYSICAL: Mapping[str, float] = {
     "constant": 0.0,
@@ -24,13 +26,16 @@ PHYSICAL: Mapping[str, float] = {
 }
 """What one would expect without having measured anything; where few ratios are known, a fit stays close to it."""
 
+TOLD: Mapping[str, float] = {**dict.fromkeys(NAMES, 0.0), RACED: 1.0}
+"""The same after a race: that it will go on as it began."""
+
 COEFFICIENTS: Mapping[str, float] = {
-    "constant": -0.08,
-    "overhead": 0.85,
-    "rate": -0.73,
-    "relief": -1.19,
-    "noisy": 1.08,
-    "inside": 0.03,
+    "constant": -0.11,
+    "overhead": 0.78,
+    "rate": -0.74,
+    "relief": -1.17,
+    "noisy": 1.1,
+    "inside": 0.02,
 }
 """The coefficients in use: fitted to what is in ``results/diagnosis.md``, where a task that is left out is predicted a
 little better so than by ``PHYSICAL``, from which they are not far."""
@@ -40,12 +45,24 @@ SPREAD = 0.4
 were left out of a fit but seen when the rule was shaped, since a new one will be further off."""
 
 
-def predict(features: Features, coefficients: Features = COEFFICIENTS) -> float:
+COEFFICIENTS_RACED: Mapping[str, float] = {
+    "constant": -0.1,
+    "overhead": -0.06,
+    "rate": 0.01,
+    "relief": -0.28,
+    "noisy": 0.01,
+    "inside": 0.03,
+    "raced": 0.9,
+}
+"""Those after a race, fitted likewise."""
+
+
+def predict(features: Features, coefficients: Features | None = None) -> float:
     """The ratio of FOSI's seconds to the base's, to the same target: exp(Σ coefficient × feature).
 
     Args:
-      features: a number for each of `NAMES`; the constant is 1 and need not be given.
-      coefficients: a number for each of `NAMES`.
+      features: a number for each of `NAMES`, and for `RACED` after a race; the constant is 1 and need not be given.
+      coefficients: a number for each of them; None for those in use, with a race or without.
 
     Returns:
       The ratio; below 1 where FOSI is sooner.
@@ -56,26 +73,29 @@ def predict(features: Features, coefficients: Features = COEFFICIENTS) -> float:
     Example:
       >>> three_times = {"overhead": 0.0, "rate": math.log(3), "relief": 0.0, "noisy": 0.0, "inside": 0.2}
       >>> round(predict(three_times), 3), round(predict(three_times, PHYSICAL), 3)
-      (0.416, 0.333)
+      (0.399, 0.333)
     """
-    return float(np.exp(_row(features) @ _vector("coefficients", coefficients)))
+    names = _names([features])
+    if coefficients is None:
+        coefficients = COEFFICIENTS_RACED if RACED in names else COEFFICIENTS
+    return float(np.exp(_row(features, names) @ _vector("coefficients", coefficients, names)))
 
 
 def fit(
-    features: Sequence[Features], ratios: ArrayLike, *, ridge: float = 1.0, prior: Features = PHYSICAL
+    features: Sequence[Features], ratios: ArrayLike, *, ridge: float = 1.0, prior: Features | None = None
 ) -> dict[str, float]:
     """Coefficients by ridge least squares on the logarithm of measured ratios.
 
     They minimise Σ (log ratio − coefficients · features)² + ridge · |coefficients − prior|².
 
     Args:
-      features: those of each measured pair of trainings.
+      features: those of each measured pair of trainings, all after a race or none.
       ratios: FOSI's seconds over the base's, one for each.
       ridge: how much the prior counts; each unit as much as one measurement with a feature of 1.
-      prior: the coefficients that no measurement at all would leave.
+      prior: the coefficients that no measurement at all would leave; None for `PHYSICAL`, or `TOLD` after a race.
 
     Returns:
-      A coefficient for each of `NAMES`.
+      A coefficient for each of `NAMES`, and for `RACED` after a race.
 
     Raises:
       ValueError: if lengths differ, a ratio is not positive and finite, or ``ridge`` is not above 0.
@@ -85,8 +105,8 @@ def fit(
       >>> round(fit(seen, [math.exp(-0.5)] * 100, prior=dict.fromkeys(NAMES, 0.0))["rate"], 2)
       -0.25
     """
-    rows, logs = _rows(features, ratios)
-    return dict(zip(NAMES, _solve(rows, logs, ridge, _vector("prior", prior)).tolist(), strict=True))
+    rows, logs, names = _rows(features, ratios)
+    return dict(zip(names, _solve(rows, logs, ridge, _prior(prior, names)).tolist(), strict=True))
 
 
 def leave_one_out(
@@ -95,7 +115,7 @@ def leave_one_out(
     *,
     groups: Sequence[Hashable] | None = None,
     ridge: float = 1.0,
-    prior: Features = PHYSICAL,
+    prior: Features | None = None,
 ) -> NDArray[np.float64]:
     """Each ratio as a fit without it predicts it.
 
@@ -118,11 +138,11 @@ def leave_one_out(
       >>> leave_one_out([nothing, nothing], [1.0, 4.0]).round(3).tolist()
       [2.0, 1.0]
     """
-    rows, logs = _rows(features, ratios)
+    rows, logs, looked_at = _rows(features, ratios)
     names = list(range(len(logs))) if groups is None else list(groups)
     if len(names) != len(logs):
         raise ValueError(f"groups has {len(names)} names, but there are {len(logs)} ratios; give one for each")
-    start, predicted = _vector("prior", prior), np.zeros(len(logs))
+    start, predicted = _prior(prior, looked_at), np.zeros(len(logs))
     for name in set(names):
         out = np.array([other == name for other in names])
         predicted[out] = np.exp(rows[out] @ _solve(rows[~out], logs[~out], ridge, start))
@@ -166,24 +186,35 @@ def _solve(
     return np.asarray(np.linalg.solve(normal, rows.T @ logs + ridge * prior), np.float64)
 
 
-def _rows(features: Sequence[Features], ratios: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _rows(
+    features: Sequence[Features], ratios: ArrayLike
+) -> tuple[NDArray[np.float64], NDArray[np.float64], tuple[str, ...]]:
     values = np.asarray(ratios, float)
     if values.ndim != 1 or len(values) != len(features) or not len(values):
         raise ValueError(f"ratios has shape {values.shape}, but features has {len(features)}; give one ratio for each")
     if not (np.isfinite(values).all() and (values > 0).all()):
         raise ValueError(f"ratios={values.tolist()} must be positive and finite; count one that diverged as 2")
-    return np.stack([_row(one) for one in features]), np.log(values)
+    names = _names(features)
+    return np.stack([_row(one, names) for one in features]), np.log(values), names
 
 
-def _row(features: Features) -> NDArray[np.float64]:
-    return _vector("features", {"constant": 1.0, **features})
+def _names(features: Sequence[Features]) -> tuple[str, ...]:
+    return (*NAMES, RACED) if any(RACED in one for one in features) else NAMES
 
 
-def _vector(what: str, values: Mapping[str, Any]) -> NDArray[np.float64]:
-    missing = [name for name in NAMES if not math.isfinite(values.get(name, math.nan))]
+def _prior(prior: Features | None, names: tuple[str, ...]) -> NDArray[np.float64]:
+    return _vector("prior", (TOLD if RACED in names else PHYSICAL) if prior is None else prior, names)
+
+
+def _row(features: Features, names: tuple[str, ...]) -> NDArray[np.float64]:
+    return _vector("features", {"constant": 1.0, **features}, names)
+
+
+def _vector(what: str, values: Mapping[str, Any], names: tuple[str, ...]) -> NDArray[np.float64]:
+    missing = [name for name in names if not math.isfinite(values.get(name, math.nan))]
     if missing:
-        raise ValueError(f"{what} has no finite {missing[0]!r}; it must have {', '.join(NAMES)}, got {dict(values)}")
-    return np.array([float(values[name]) for name in NAMES])
+        raise ValueError(f"{what} has no finite {missing[0]!r}; it must have {', '.join(names)}, got {dict(values)}")
+    return np.array([float(values[name]) for name in names])
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:

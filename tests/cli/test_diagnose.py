@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flax")
 
+from fosi import prediction
 from fosi.cli.app import app
-from fosi.experiments.tasks import diagnosing, probing, runs
+from fosi.experiments.tasks import TASKS, diagnosing, probing, runs, standings
 from fosi.experiments.tasks.plan import Plan
+from fosi.experiments.tasks.race import race
 
 SMALL = ["--k", "2", "--num-matvecs", "8", "--tiny"]
 
@@ -145,3 +147,28 @@ def test_bad_input_is_named_and_leaves_nothing(arguments, message, tmp_path, mon
     result = invoke(*arguments)
     assert result.exit_code == 2 and message in result.output, result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_race_is_run_first_and_believed(tmp_path, monkeypatch):
+    """Two short runs, on disk as others are; the prediction knows what they say."""
+    command = ["diagnose", "wave", *SMALL, "--batches", "2", "--out", str(tmp_path), "--steps", "10"]
+    fosi = dict(TASKS["wave"].fosi, warmup=5, refresh_every=5, k=2, num_matvecs=8)
+    monkeypatch.setitem(TASKS, "wave", replace(TASKS["wave"], rounds=10, fosi=fosi))
+    result = invoke(*command, "--race", "0.3")
+    assert result.exit_code == 0, result.output
+    (line,) = lines(tmp_path / "wave" / "diagnosis.jsonl")
+    curves = {path.name: runs.read(path) for path in (tmp_path / "wave" / "curves").iterdir()}
+    base, ours = "adam.rounds-3.tiny.seed-0.jsonl", "fosi-adam.curvature-part.rounds-3.tiny.seed-0.jsonl"
+    assert set(curves) == {base, ours}
+    assert [len(curves[name].points) for name in (base, ours)] == [3, 3]
+    entries = [standings.Entry("", "", {0: curves[name]}) for name in (ours, base)]
+    assert line["raced"] == race(*entries, 1e9).median and f"race {line['raced']:.2f}" in " ".join(
+        result.output.split()
+    )
+    assert line["features"]["raced"] == pytest.approx(np.log(line["raced"]))
+    assert line["ratio"] == pytest.approx(prediction.predict(line["features"]))
+    assert f"In the race FOSI had {line['raced']:.2f} of it." in result.output
+
+    for share, words in (("0", "race is 0; give a part of the run"), ("0.05", "FOSI has no round after an estimate")):
+        result = invoke(*command, "--race", share)
+        assert result.exit_code == 2 and words in " ".join(result.output.replace("│", " ").split()), result.output

@@ -210,6 +210,21 @@ def test_how_well_a_race_ranks_is_said_where_four_tasks_have_one():
     assert "side by side" not in "\n".join(predictions.text(found[:3], np.ones(3)))
 
 
+def test_predictions_after_a_race_know_of_it_and_of_no_run_of_the_task():
+    measured = {"a": 0.5, "b": 0.7, "c": 1.0, "d": 1.3, "e": 2.0}
+    found = [pair(task, ratio)._replace(races={predictions.RACE: ratio**0.5}) for task, ratio in measured.items()]
+    found.append(pair("f", 0.1))  # which has run none
+    ran = predictions.raced(found)
+    assert [p.task for p in ran] == list(measured)
+    assert [p.features["raced"] for p in ran] == pytest.approx([0.5 * math.log(x) for x in measured.values()])
+    without = prediction.fit([p.features for p in ran[1:]], list(measured.values())[1:])
+    assert predictions.predicted(ran)[0] == pytest.approx(prediction.predict(ran[0].features, without))
+    said = "\n".join(predictions.after_race(ran))
+    assert "By the race alone: **1.00** over 5 tasks" in said and "the coefficients after a race are constant" in said
+    half = abs(np.log(list(measured.values()))) / 2  # the race is off by as much
+    assert f"the logarithms are {np.sqrt(np.mean(half**2)):.2f} apart" in said.split("By the race alone")[1]
+
+
 def test_the_papers_tasks_have_both_targets_and_one_mode(tmp_path):
     for optimizer, losses in (("adam", [4.0, 3.0, 2.0, 1.0]), ("fosi-adam", [4.0, 1.0, 1.0, 1.0])):
         save(tmp_path, Plan("lm", optimizer), losses)
@@ -264,5 +279,5 @@ def test_what_is_said_is_of_the_pairs():
     assert "**0.89** over 5 pairs" in said.split("By reasoning alone")[1]
     assert "| b | gd | 1 of 9 |" in said and f"the coefficients are constant {fit:.2f}," in said
     assert predictions.spread(found, np.array(predictions._ratios(found)) * 2) == pytest.approx(math.log(2))
-    labels = [text.get_text() for text in predictions.draw(found, apart).axes[0].texts]
+    labels = [text.get_text() for text in predictions._drawn(found, apart).axes[0].texts]
     assert labels == ["a", "b", "b", "c", "d"]

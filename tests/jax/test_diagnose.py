@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fosi.diagnosis import from_record
 from fosi.jax import Batches, ModelLoss, diagnose, estimate_spectrum, gradients, timing
 from fosi.jax import space as sp
 from fosi.jax.curvature import Loss
@@ -152,6 +153,14 @@ def test_times_are_measured_where_asked_for_and_nothing_of_the_users_is_changed(
     assert timed.seconds.step == 9.0 and diagnose(loss, params, [jnp.zeros(4)], **given).seconds.step is None
 
 
+def test_what_a_race_said_is_believed():
+    given = {"learning_rate": 0.1, "k": 2, "base": "gd"}
+    alone, slow = (diagnose(quadratic, jnp.ones(4), [jnp.zeros(4)], raced=raced, **given) for raced in (None, 3.0))
+    assert alone.raced is None and "raced" not in alone.features
+    assert slow.raced == 3.0 and slow.features["raced"] == pytest.approx(np.log(3)) and slow.ratio > 2
+    assert from_record(slow.record()) == slow
+
+
 def test_what_is_timed_in_a_loop_is_the_gradient_and_the_projection():
     params, batch = {"w": jnp.arange(4.0)}, jnp.ones(4)
     space = sp.span(params)
@@ -185,6 +194,7 @@ def test_what_is_timed_in_a_loop_is_the_gradient_and_the_projection():
         ({"timed": True, "step_seconds": 0.0}, ValueError, "step_seconds must be a finite number > 0, .* got 0.0"),
         ({"step_seconds": 0.1}, ValueError, "step_seconds=0.1 needs timed=True"),
         ({"steps_left": 0}, ValueError, "steps_left must be a whole number ≥ 1, or None for many, got 0"),
+        ({"raced": 0.0}, ValueError, "raced must be a finite number > 0, FOSI's seconds over the base's, got 0.0"),
     ],
 )
 def test_bad_input_is_named(given, error, message):

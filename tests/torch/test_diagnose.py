@@ -137,12 +137,20 @@ def test_the_same_batch_twice_says_that_there_is_no_noise():
     assert got.noise_inside == got.noise_outside == 0.0 and got.bulk_edge == pytest.approx(2.0)
 
 
+def test_what_a_race_said_is_believed():
+    w, given = torch.ones(3, requires_grad=True), {"base": "gd", "learning_rate": 0.1, "k": 1}
+    alone, slow = (diagnose(lambda s: ((w - s) ** 2).sum(), [w], [0.0], raced=raced, **given) for raced in (None, 3.0))
+    assert alone.raced is None and "raced" not in alone.features
+    assert slow.raced == 3.0 and slow.features["raced"] == pytest.approx(np.log(3)) and slow.ratio > 2
+
+
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
         ({"timed": True, "step_seconds": -1.0}, ValueError, "step_seconds must be a finite number > 0, .* got -1.0"),
         ({"step_seconds": 0.1}, ValueError, "step_seconds=0.1 needs timed=True"),
         ({"steps_left": 0}, ValueError, "steps_left must be a whole number ≥ 1, or None for many, got 0"),
+        ({"raced": 0.0}, ValueError, "raced must be a finite number > 0, FOSI's seconds over the base's, got 0.0"),
         ({"base": "sgd"}, ValueError, "base must be one of .* got 'sgd'"),
         (
             {"batches": None},

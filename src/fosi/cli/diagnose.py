@@ -53,6 +53,12 @@ def diagnose(
     refresh_every: Annotated[
         int | None, typer.Option(help="Steps between two estimates, for the cost; else by the run-time budget.")
     ] = None,
+    race: Annotated[
+        float | None,
+        typer.Option(
+            help="Train base and FOSI side by side first, for this part of the base's rounds: 0.2 tells most."
+        ),
+    ] = None,
     rate_factor: RateFactor = 1.0,
     seed: Seed = 0,
     mode: Mode = None,
@@ -63,7 +69,7 @@ def diagnose(
 ) -> None:
     """Say whether FOSI is likely to help on a task, by how much, and with which settings.
 
-    Writes into OUT/TASK: a line in diagnosis.jsonl, and a figure.
+    Writes into OUT/TASK: a line in diagnosis.jsonl, and a figure; the two runs of a race too.
     """
     console = Console()
     given = {"optimizer": optimizer, "rate_factor": rate_factor, "seed": seed, "mode": mode, "tiny": tiny}
@@ -73,6 +79,8 @@ def diagnose(
 
     options: dict[str, Any] = {"k": k, "ell": ell, "num_matvecs": num_matvecs, "refresh_every": refresh_every}
     options |= {"curvature_batches": curvature_batches, "timed": timed}
+    if race is not None:
+        options["raced"] = _raced(console, probe, race, out)
     with _errors(), console.status("estimates the spectrum ..."):
         found = diagnosing.diagnose(probe, batches, **options)
     numbers = out / probe.plan.task / "diagnosis.jsonl"
@@ -84,6 +92,18 @@ def diagnose(
     console.print()
     console.print(f"Numbers: {numbers}", soft_wrap=True, highlight=False)
     print_figures(console, drawn)
+
+
+def _raced(console: Console, probe: Any, share: float, out: Path) -> float:
+    """What a race says of the plan that was probed."""
+    from fosi.experiments.tasks import race
+
+    with _errors(), console.status("trains base and FOSI side by side ...") as status:
+
+        def show(point: Any, engine: Any) -> None:
+            status.update(f"{'base' if engine.schedule is None else 'FOSI'}: step {point.step}")
+
+        return race.hold(probe.plan, probe.engine.problem, out, share, show)
 
 
 def spectrum(
@@ -230,6 +250,8 @@ def _rows(found: Any) -> Iterable[tuple[str, str, str]]:
     yield "refresh", f"{found.refresh_gradients:.3g} gradients", cost
     every = "no T meets the budget" if found.refresh_every is None else f"T = {found.refresh_every}"
     yield "overhead", f"{found.overhead:.1%}", every
+    if found.raced is not None:
+        yield "race", f"{found.raced:.2f}", "FOSI's seconds over the base's, side by side"
     yield "predicted ratio", f"{found.ratio:.2f}", "FOSI's seconds over the base's"
 
 

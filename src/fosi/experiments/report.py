@@ -12,7 +12,7 @@ from fosi.experiments.quadratic import STUDIES
 from fosi.experiments.quickstart import draw as draw_quickstart
 from fosi.experiments.records import Journal, read_jsonl
 
-_NOT_DRAWN = ('{"benchmark"', '{"command": "diagnose"', '{"command": "spectrum"')
+_NOT_DRAWN = ('{"benchmark"', '{"command": "diagnose"', '{"command": "spectrum"', '{"command": "limits"')
 
 
 def results(where: Path) -> list[Path]:

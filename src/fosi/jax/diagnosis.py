@@ -65,6 +65,7 @@ def diagnose(
     step_seconds: float | None = None,
     steps_left: int | None = None,
     steps_taken: int | None = None,
+    raced: float | None = None,
 ) -> Diagnosis:
     """Whether FOSI is likely to help at this point of a training, by how much, and with which settings.
 
@@ -107,6 +108,8 @@ def diagnose(
         alone, which for a small model is far less.
       steps_left: that training has yet to take; None for many. Adam forgets what FOSI takes from ν over a thousand.
       steps_taken: that it has taken; None for many. After few Adam forgets sooner.
+      raced: where you have trained base and FOSI side by side for a while: FOSI's seconds over the base's, from the
+        first estimate on, to the lowest loss that both came to. It tells more than all else.
 
     Returns:
       A ``fosi.diagnosis.Diagnosis``; its ``explain()`` says it in words.
@@ -125,7 +128,7 @@ def diagnose(
       100 of 380, 1 left to the base
     """
     optimizer = Base(base, learning_rate, momentum, adam_eps)
-    check_times(step_seconds, timed, steps_left=steps_left, steps_taken=steps_taken)
+    check_times(step_seconds, timed, raced, steps_left=steps_left, steps_taken=steps_taken)
     drawn = checked(batches)
     space = sp.span(params, mask)
     options = Options(
@@ -196,6 +199,7 @@ def diagnose(
         options,
         steps_left=steps_left,
         steps_taken=steps_taken,
+        raced=raced,
     )
 
 

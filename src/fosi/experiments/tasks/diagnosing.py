@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -52,17 +53,22 @@ def diagnose(probe: Probe, batches: int, **given: Any) -> Diagnosis:
     )
 
 
-def spectrum(probe: Probe, batches: int, **given: Any) -> Spectrum:
+def spectrum(probe: Probe, batches: int, there: Callable[[Any], Any] | None = None, **given: Any) -> Spectrum:
     """The extreme eigenpairs, of the mean over the next batches.
 
     Args:
       probe: where training stands.
       batches: how many.
+      there: parameters as a function of other coordinates, a tree like them that is 0 where training stands; None for
+        their own.
       **given: more arguments of ``fosi.jax.estimate_spectrum``.
     """
     drawn = list({id(batch): batch for batch in probe.batches(batches)}.values())
     batch = drawn[0] if len(drawn) == 1 else Batches(drawn)
-    return estimate_spectrum(probe.loss, probe.run.params, batch, has_aux=True, **given)
+    if there is None:
+        return estimate_spectrum(probe.loss, probe.run.params, batch, has_aux=True, **given)
+    zeros = jax.tree.map(jnp.zeros_like, probe.run.params)
+    return estimate_spectrum(lambda x, batch: probe.loss(there(x), batch), zeros, batch, has_aux=True, **given)
 
 
 def as_record(found: Spectrum) -> dict[str, Any]:

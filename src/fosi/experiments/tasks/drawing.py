@@ -207,3 +207,38 @@ def _limits(axis: Axes, typical: Sequence[float], best: float, bests: Sequence[f
         return
     space = 0.05 * (high - low) or 1.0
     axis.set_ylim(low - space, high + space)
+
+
+def predicted(
+    labels: Sequence[str], bases: Sequence[str], apart: Sequence[float], measured: Sequence[float], off: float
+) -> Figure:
+    """Ratios as predicted against those measured, a mark each.
+
+    Args:
+      labels: of the marks.
+      bases: the base of each, which says how it looks.
+      apart: what was predicted, without the task.
+      measured: what was measured.
+      off: the factor by which predictions are typically off, shaded.
+    """
+    made, axis = figures.figure(width=6.0, height=5.2)
+    ends = np.array([0.8 * min(*apart, *measured), 1.25 * max(*apart, *measured)])
+    axis.fill_between(ends, ends / off, ends * off, color="#7F7F7F", alpha=0.15, linewidth=0)
+    axis.plot(ends, ends, color="#7F7F7F", linewidth=1)
+    for base in dict.fromkeys(bases):
+        mine = [index for index, name in enumerate(bases) if name == base]
+        style = figures.look(f"fosi-{base}", 1) | {"linestyle": "none", "label": base, "markevery": None}
+        axis.plot([apart[index] for index in mine], [measured[index] for index in mine], **style)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlim(*ends)
+    axis.set_ylim(*ends)
+    ticks = [tick for tick in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0) if ends[0] <= tick <= ends[1]]
+    for set_ticks in (axis.set_xticks, axis.set_yticks):
+        set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+        set_ticks([], minor=True)
+    axis.set_xlabel("predicted by a rule fitted without the task: FOSI's seconds over the base's")
+    axis.set_ylabel("measured")
+    figures.legend(made, axis)
+    figures.name_points(axis, labels, apart, measured)
+    return made

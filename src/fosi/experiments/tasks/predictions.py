@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fosi import diagnosis, prediction
 from fosi.experiments import figures, records
-from fosi.experiments.tasks import PAPER, TASKS, markdown, ratios, report, standings, summary
+from fosi.experiments.tasks import PAPER, TASKS, drawing, markdown, ratios, report, standings, summary
 from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.race import SHARES, race
 from fosi.experiments.tasks.ratios import MISS, Ratio
@@ -26,6 +26,8 @@ NAME = "diagnosis.md"
 TITLE = "# Predicted and measured"
 FEWEST = 4
 """Tasks, for a rule that is fitted without one of them."""
+RACE = 0.2
+"""The race that predictions are shown with: of the base's seconds, those after which a diagnosis is best made."""
 
 
 class Pair(NamedTuple):
@@ -76,8 +78,13 @@ def write(where: Path) -> list[Path]:
     path = where / NAME
     report.check_mine(path, TITLE)
     apart = predicted(found)
-    written = list(figures.save(draw(found, apart), where / "diagnosis"))
-    path.write_text("\n\n".join([TITLE, *text(found, apart)]) + "\n", encoding="utf-8")
+    written = list(figures.save(_drawn(found, apart), where / "diagnosis"))
+    parts = text(found, apart)
+    ran = raced(found)
+    if len({pair.task for pair in ran}) >= FEWEST:
+        parts += after_race(ran)
+        written += figures.save(_drawn(ran, predicted(ran)), where / "diagnosis-raced")
+    path.write_text("\n\n".join([TITLE, *parts]) + "\n", encoding="utf-8")
     return [path, *written]
 
 
@@ -121,6 +128,12 @@ def pairs(where: Path) -> list[Pair]:
             races = {share: _number(known) for share in SHARES if (known := race(ours, alone, share))}
             found[key] = Pair(*key, seen.features, measured, target, _validation(there, plan), races, after, device)
     return list(found.values())
+
+
+def raced(found: Sequence[Pair], share: float = RACE) -> list[Pair]:
+    """Those that have run such a race, which their features then know of."""
+    ran = [pair for pair in found if share in pair.races]
+    return [pair._replace(features={**pair.features, prediction.RACED: math.log(pair.races[share])}) for pair in ran]
 
 
 def predicted(found: Sequence[Pair]) -> NDArray[np.float64]:
@@ -184,6 +197,29 @@ def text(found: Sequence[Pair], apart: NDArray[np.float64]) -> list[str]:
     ]
 
 
+def after_race(ran: Sequence[Pair]) -> list[str]:
+    """What diagnosis.md says of predictions that know of a race."""
+    alone = np.array([prediction.predict(pair.features, prediction.TOLD) for pair in ran])
+    fit = fitted(ran)
+    return [
+        "## After a race",
+        f"The same where base and FOSI have been trained side by side for {RACE:.0%} of the base's seconds (`fosi "
+        f"diagnose TASK --race {RACE:g}`; here of as many seeds as there are runs): the rule knows of that too, and is "
+        "drawn towards it alone.",
+        f"Fitted without the task: {_ranked(ran, predicted(ran))}. By the race alone: {_ranked(ran, alone)}.",
+        *_by_device(ran),
+        "![predicted after a race, and measured](diagnosis-raced.png)",
+        "Fitted to all of them, the coefficients after a race are "
+        + ", ".join(f"{name} {value:.2f}" for name, value in fit.items())
+        + ".",
+    ]
+
+
+def _drawn(found: Sequence[Pair], apart: NDArray[np.float64]) -> Figure:
+    labels, bases = [pair.label for pair in found], [pair.base for pair in found]
+    return drawing.predicted(labels, bases, apart.tolist(), _ratios(found), math.exp(spread(found, apart)))
+
+
 def _by_device(found: Sequence[Pair]) -> list[str]:
     """The same of the runs on one device alone, where there are several and it has tasks enough."""
     said = []
@@ -192,33 +228,6 @@ def _by_device(found: Sequence[Pair]) -> list[str]:
         if len(some) < len(found) and len({pair.task for pair in some}) >= FEWEST:
             said.append(f"On {device} alone, fitted to those runs alone: {_ranked(some, predicted(some))}.")
     return said
-
-
-def draw(found: Sequence[Pair], apart: NDArray[np.float64]) -> Figure:
-    """Predicted without the task against measured, a mark a pair."""
-    made, axis = figures.figure(width=6.0, height=5.2)
-    measured = _ratios(found)
-    ends = np.array([0.8 * min(*apart, *measured), 1.25 * max(*apart, *measured)])
-    off = math.exp(spread(found, apart))
-    axis.fill_between(ends, ends / off, ends * off, color="#7F7F7F", alpha=0.15, linewidth=0)
-    axis.plot(ends, ends, color="#7F7F7F", linewidth=1)
-    for base in dict.fromkeys(pair.base for pair in found):
-        mine = [index for index, pair in enumerate(found) if pair.base == base]
-        style = figures.look(f"fosi-{base}", 1) | {"linestyle": "none", "label": base, "markevery": None}
-        axis.plot(apart[mine], [measured[index] for index in mine], **style)
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xlim(*ends)
-    axis.set_ylim(*ends)
-    ticks = [tick for tick in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0) if ends[0] <= tick <= ends[1]]
-    for set_ticks in (axis.set_xticks, axis.set_yticks):
-        set_ticks(ticks, [f"{tick:g}" for tick in ticks])
-        set_ticks([], minor=True)
-    axis.set_xlabel("predicted by a rule fitted without the task: FOSI's seconds over the base's")
-    axis.set_ylabel("measured")
-    figures.legend(made, axis)
-    figures.name_points(axis, [pair.label for pair in found], apart.tolist(), measured)
-    return made
 
 
 def _ratios(found: Sequence[Pair]) -> list[float]:

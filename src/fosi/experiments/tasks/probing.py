@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,10 +118,10 @@ class Probe:
         return jax.tree.map(lambda x: x / (1 - _B2 ** int(adam.count)), adam.nu)
 
 
-def check(plan: Plan) -> None:
-    """Raises where a plan is not of a base alone, in JAX."""
-    if plan.optimizer not in settings.BASES or plan.backend != "jax":
-        raise ValueError(f"optimizer is {plan.optimizer!r}; give a base, in jax: {', '.join(settings.BASES)}")
+def check(plan: Plan, known: Sequence[str] = settings.BASES) -> None:
+    """Raises where a plan is not of one of these alone, in JAX."""
+    if plan.optimizer not in known or plan.backend != "jax":
+        raise ValueError(f"optimizer is {plan.optimizer!r}; give a base, in jax: {', '.join(known)}")
 
 
 def train(
@@ -130,6 +130,7 @@ def train(
     rounds: int = 1,
     steps: int | None = None,
     on_step: Callable[[int, int], None] = lambda done, of: None,
+    known: Sequence[str] = settings.BASES,
 ) -> Probe:
     """Trains from the start.
 
@@ -139,11 +140,12 @@ def train(
       rounds: how many.
       steps: how many, in the place of rounds.
       on_step: called with steps done and steps in all.
+      known: bases that will do.
 
     Raises:
-      ValueError: if the plan is not of a base alone, or training diverged.
+      ValueError: if the plan is not of such a base alone, or training diverged.
     """
-    check(plan)
+    check(plan, known)
     engine = plan.engine(problem)
     assert isinstance(engine, JaxEngine)
     wanted = rounds * engine.steps_a_round if steps is None else steps

@@ -2,15 +2,67 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
-from fosi.experiments.tasks.ratios import Ratio
+from fosi.experiments.tasks import runs, settings
+from fosi.experiments.tasks.engine import Engine
+from fosi.experiments.tasks.plan import Plan
+from fosi.experiments.tasks.ratios import MISS, Ratio
 from fosi.experiments.tasks.runs import Curve
 from fosi.experiments.tasks.standings import Entry
+from fosi.experiments.tasks.task import Problem
 from fosi.experiments.tasks.training import Point
 
 SHARES = (0.03, 0.1, 0.2, 0.5)
 """Of the seconds of the base's whole run, that a race is given."""
+
+
+def hold(
+    plan: Plan,
+    problem: Problem,
+    out: Path,
+    share: float,
+    on_point: Callable[[Point, Engine], None] = lambda point, engine: None,
+) -> float:
+    """Trains the base and FOSI around it for a part of the base's rounds, and says who was sooner.
+
+    Both runs are on disk then, as all runs are, and one that was killed goes on.
+
+    Args:
+      plan: of the training, as long as all of it is.
+      problem: of ``plan.build``; where a step sees all data, FOSI's estimates are on a part of them.
+      out: folder for the results.
+      share: of the rounds, above 0 and at most 1.
+      on_point: called after every round of either.
+
+    Returns:
+      FOSI's seconds over the base's from the first estimate on, to the lowest loss that both came to; 2 where FOSI
+      diverged.
+
+    Raises:
+      ValueError: if the share is out of its range, or no round comes after an estimate of FOSI's in there.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"race is {share:g}; give a part of the run, above 0 and at most 1, such as 0.2")
+    base = settings.without_fosi(plan.optimizer)  # a checkpoint may be of either
+    whole = replace(plan, optimizer=base, curvature="fixed", seconds=None, options={})
+    short = replace(whole, rounds=max(1, math.ceil(share * whole.length)))
+    around = replace(short, optimizer=f"fosi-{base}")
+    if problem.part is not None:
+        around = replace(around, curvature="part")
+    alone, ours = (
+        Entry(one.optimizer, "", {one.seed: runs.run(one, problem, out, on_point=on_point)}) for one in (short, around)
+    )
+    found = race(ours, alone, math.inf)
+    if found is None:
+        raise ValueError(
+            f"race is {share:g}, which is {short.length} rounds: FOSI has no round after an estimate in there, or the "
+            "base diverged; give more"
+        )
+    return found.median if math.isfinite(found.median) else MISS
 
 
 def race(ours: Entry, alone: Entry, share: float) -> Ratio | None:

@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+B1 = B2 = 0.95
+EPS = 1e-8
 _FULL = jax.lax.Precision.HIGHEST
 
 
@@ -54,9 +56,9 @@ class SoapState(NamedTuple):
 
 def soap(
     learning_rate: float,
-    b1: float = 0.95,
-    b2: float = 0.95,
-    eps: float = 1e-8,
+    b1: float = B1,
+    b2: float = B2,
+    eps: float = EPS,
     shampoo_beta: float = 0.95,
     precondition_every: int = 10,
     max_precond_dim: int = 10_000,
@@ -113,6 +115,18 @@ def soap(
         return step.astype(grad.dtype), mu, nu, factors
 
     return optax.GradientTransformation(init, update)
+
+
+def inverse_root(state: SoapState, x: Any) -> Any:
+    """P^(−½) x with P what steps are divided by after at least two of them, x a tree in the eigenbasis.
+
+    Of SOAP with the usual b2 and ε.
+    """
+    leaves, tree = jax.tree.flatten(x)
+    correction = 1 - B2 ** (state.count - 1).astype(jnp.float32)
+    roots = (jnp.sqrt(nu / correction) + EPS for nu in jax.tree.leaves(state.nu))
+    divided = (leaf / jnp.sqrt(root) for leaf, root in zip(leaves, roots, strict=True))
+    return jax.tree.unflatten(tree, [_rotate(z, f, back=True) for z, f in zip(divided, state.factors, strict=True)])
 
 
 def _factors(leaf: jax.Array, largest: int) -> tuple[Factor | None, ...]:

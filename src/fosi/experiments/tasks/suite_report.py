@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fosi.experiments import figures
-from fosi.experiments.tasks import PAPER, TASKS, drawing, markdown, report, settings, standings, summary, sweeps
+from fosi.experiments.tasks import PAPER, TASKS, drawing, limits, markdown, report, settings, standings, summary, sweeps
 from fosi.experiments.tasks.pinn import TASKS as PINNS
 from fosi.experiments.tasks.standings import ASIDE, PUBLISHED, Entry, Kind, Published
 from fosi.experiments.tasks.summary import VERSIONS
@@ -52,6 +52,10 @@ def write(where: Path) -> list[Path]:
             written += figures.save(drawing.batches(made, swept), where / made.name / "batches")
             parts += [f"## {made.title}, larger batches", in_batches(swept), IN_BATCHES]
             parts += [f"![{made.name}](./{made.name}/batches.png)"]
+    crowded, drawn_limits = limits.section(where)
+    parts += crowded
+    for place, made_figure in drawn_limits.items():
+        written += figures.save(made_figure, place)
     if not parts:
         return []
     path = where / NAME
