@@ -99,6 +99,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             {pair.device for pair in ran if len({p.task for p in ran if p.device == pair.device}) > 9}
         ):
             print(line(f"after a race of {share:.0%} on {device} alone", [p for p in ran if p.device == device]))
+    for seed in range(3):
+        ran = predictions.raced(predictions.pairs(where, racer=seed))
+        print(line(f"after a race of {predictions.RACE:.0%} of seed {seed} alone", ran))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ pytest.importorskip("flax")
 
 from fosi import prediction
 from fosi.diagnosis import Base, Diagnosis, Measured, Seconds, from_record
-from fosi.experiments.tasks import predictions
+from fosi.experiments.tasks import prediction_report, predictions
 from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.predictions import Pair
 from fosi.experiments.tasks.ratios import Ratio
@@ -102,7 +102,7 @@ def test_a_diagnosis_is_held_against_the_runs_of_its_own_base_rate_mode_and_devi
     ]
     assert {p.after for p in found} == {(7, 40)}
     assert [p.features["rate"] for p in found] == pytest.approx([1.0, 1.0]) and found[0].validation is None
-    assert predictions.write(tmp_path) == []  # of so few tasks nothing is fitted
+    assert prediction_report.write(tmp_path) == []  # of so few tasks nothing is fitted
 
 
 def test_a_diagnosis_is_held_against_estimates_on_the_same_data(tmp_path):
@@ -171,7 +171,7 @@ def test_the_longest_runs_count_and_a_miss_is_as_much_later_as_the_base_was_soon
     # FOSI's lowest is 3, which it has after three seconds and Adam after two; Adam's own it never has.
     assert found.ratio == 1.5 and math.isinf(found.target.median)
     some = found._replace(target=Ratio(math.inf, 2, 3, 0.5, math.inf))
-    said = "\n".join(predictions.text([some, found._replace(task="wave")], np.array([0.5, 1.0])))
+    said = "\n".join(prediction_report.text([some, found._replace(task="wave")], np.array([0.5, 1.0])))
     assert "| 1.50 | never (2 of 3) | - |" in said and "| 1.50 | never | - |" in said
 
 
@@ -205,9 +205,9 @@ def test_how_well_a_race_ranks_is_said_where_four_tasks_have_one():
         pair(task, ratio)._replace(races={0.1: 1 / ratio, 0.2: ratio})
         for task, ratio in (("a", 0.5), ("b", 0.6), ("c", 0.9), ("d", 1.1))
     ]
-    said = "\n".join(predictions.text(found, np.ones(4)))
+    said = "\n".join(prediction_report.text(found, np.ones(4)))
     assert "| 10% | -1.00 | -1.00 | 4 | 4 |" in said and "| 20% | 1.00 | 1.00 | 4 | 4 |" in said
-    assert "side by side" not in "\n".join(predictions.text(found[:3], np.ones(3)))
+    assert "side by side" not in "\n".join(prediction_report.text(found[:3], np.ones(3)))
 
 
 def test_predictions_after_a_race_know_of_it_and_of_no_run_of_the_task():
@@ -219,7 +219,7 @@ def test_predictions_after_a_race_know_of_it_and_of_no_run_of_the_task():
     assert [p.features["raced"] for p in ran] == pytest.approx([0.5 * math.log(x) for x in measured.values()])
     without = prediction.fit([p.features for p in ran[1:]], list(measured.values())[1:])
     assert predictions.predicted(ran)[0] == pytest.approx(prediction.predict(ran[0].features, without))
-    said = "\n".join(predictions.after_race(ran))
+    said = "\n".join(prediction_report.after_race(ran))
     assert "By the race alone: **1.00** over 5 tasks" in said and "the coefficients after a race are constant" in said
     half = abs(np.log(list(measured.values()))) / 2  # the race is off by as much
     assert f"the logarithms are {np.sqrt(np.mean(half**2)):.2f} apart" in said.split("By the race alone")[1]
@@ -245,16 +245,18 @@ def test_a_report_of_four_tasks_is_written_and_not_over_a_file_of_someones_own(t
         save(tmp_path, Plan(task, "adam", seconds=4), [4.0, 3.0, 2.0, 1.0])
         save(tmp_path, Plan(task, "fosi-adam", seconds=4), [4.0, 3.0, 2.0, 1.0], pace)
         foretell(tmp_path, Plan(task, "adam"), rate=-math.log(pace))  # the same noise and cost, so the same order
-    written = predictions.write(tmp_path)
+    written = prediction_report.write(tmp_path)
     assert [path.name for path in written] == ["diagnosis.md", "diagnosis.png", "diagnosis.pdf"]
     assert all(path.stat().st_size > 0 for path in written)
     said = written[0].read_text()
     assert (
-        said.startswith(predictions.TITLE) and "**1.00** over 4 tasks" in said and "| wave | adam | 7 of 40 |" in said
+        said.startswith(prediction_report.TITLE)
+        and "**1.00** over 4 tasks" in said
+        and "| wave | adam | 7 of 40 |" in said
     )
     written[0].write_text("mine")
     with pytest.raises(ValueError, match="is not a report"):
-        predictions.write(tmp_path)
+        prediction_report.write(tmp_path)
 
 
 def test_no_run_of_a_task_is_seen_when_it_is_predicted():
@@ -271,13 +273,13 @@ def test_what_is_said_is_of_the_pairs():
     found = [pair("a", 0.5, rate=1.0), pair("b", 0.6, rate=0.8), pair("b", 1.2, "gd"), pair("c", 1.1), pair("d", 2.0)]
     apart = np.array([0.4, 0.7, 0.9, 1.0, 1.5])
     assert predictions.by_task(found, apart)["b"] == pytest.approx(math.sqrt(0.7 * 0.9))
-    said = "\n".join(predictions.text(found, apart))
+    said = "\n".join(prediction_report.text(found, apart))
     fit = prediction.fit([p.features for p in found], [0.5, 0.6, 1.2, 1.1, 2.0])["constant"]
     # By task 0.5, 0.85, 1.1, 2 and 0.4, 0.79, 1, 1.5: in order; by pair 1.1 and 1.2 change places.
     assert "**1.00** over 4 tasks" in said and "**0.90** over 5 pairs" in said
     # By reasoning 0.37, 0.45 and three times 1: ranks 1, 2, 4, 4, 4 for 1, 2, 4, 3, 5.
     assert "**0.89** over 5 pairs" in said.split("By reasoning alone")[1]
     assert "| b | gd | 1 of 9 |" in said and f"the coefficients are constant {fit:.2f}," in said
-    assert predictions.spread(found, np.array(predictions._ratios(found)) * 2) == pytest.approx(math.log(2))
-    labels = [text.get_text() for text in predictions._drawn(found, apart).axes[0].texts]
+    assert predictions.spread(found, np.array(predictions.measured_ratios(found)) * 2) == pytest.approx(math.log(2))
+    labels = [text.get_text() for text in prediction_report.drawn(found, apart).axes[0].texts]
     assert labels == ["a", "b", "b", "c", "d"]

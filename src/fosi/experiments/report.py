@@ -42,9 +42,9 @@ def tasks(where: Path) -> list[Path]:
     if not where.is_dir() or not any(where.glob("*/curves/*.jsonl")):
         return []
     # Here because the tasks need flax, which drawing a quadratic study does not.
-    from fosi.experiments.tasks import predictions, report, suite_report
+    from fosi.experiments.tasks import prediction_report, report, suite_report
 
-    written = [*report.write(where), *suite_report.write(where), *predictions.write(where)]
+    written = [*report.write(where), *suite_report.write(where), *prediction_report.write(where)]
     if not written:
         raise ValueError(
             f"{where} holds no finished run to report on: the same commands go on with those that are not finished, "

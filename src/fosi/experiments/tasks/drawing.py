@@ -210,7 +210,12 @@ def _limits(axis: Axes, typical: Sequence[float], best: float, bests: Sequence[f
 
 
 def predicted(
-    labels: Sequence[str], bases: Sequence[str], apart: Sequence[float], measured: Sequence[float], off: float
+    labels: Sequence[str],
+    bases: Sequence[str],
+    apart: Sequence[float],
+    measured: Sequence[float],
+    off: float,
+    after: str = "",
 ) -> Figure:
     """Ratios as predicted against those measured, a mark each.
 
@@ -220,6 +225,7 @@ def predicted(
       apart: what was predicted, without the task.
       measured: what was measured.
       off: the factor by which predictions are typically off, shaded.
+      after: what, if anything, was tried before, in words.
     """
     made, axis = figures.figure(width=6.0, height=5.2)
     ends = np.array([0.8 * min(*apart, *measured), 1.25 * max(*apart, *measured)])
@@ -237,7 +243,7 @@ def predicted(
     for set_ticks in (axis.set_xticks, axis.set_yticks):
         set_ticks(ticks, [f"{tick:g}" for tick in ticks])
         set_ticks([], minor=True)
-    axis.set_xlabel("predicted by a rule fitted without the task: FOSI's seconds over the base's")
+    axis.set_xlabel(f"predicted{after} by a rule fitted without the task: FOSI's seconds over the base's")
     axis.set_ylabel("measured")
     figures.legend(made, axis)
     figures.name_points(axis, labels, apart, measured)

@@ -10,20 +10,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fosi import diagnosis, prediction
-from fosi.experiments import figures, records
-from fosi.experiments.tasks import PAPER, TASKS, drawing, markdown, ratios, report, standings, summary
+from fosi.experiments import records
+from fosi.experiments.tasks import PAPER, TASKS, ratios, standings, summary
 from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.race import SHARES, race
 from fosi.experiments.tasks.ratios import MISS, Ratio
 from fosi.experiments.tasks.runs import Curve
 from fosi.experiments.tasks.standings import Entry
 
-NAME = "diagnosis.md"
-TITLE = "# Predicted and measured"
 FEWEST = 4
 """Tasks, for a rule that is fitted without one of them."""
 RACE = 0.2
@@ -70,31 +67,18 @@ class Pair(NamedTuple):
         return _number(self.measured)
 
 
-def write(where: Path) -> list[Path]:
-    """Writes diagnosis.md of the folder and its figure; returns where. Nothing where too few tasks have both."""
-    found = pairs(where)
-    if len({pair.task for pair in found}) < FEWEST:
-        return []
-    path = where / NAME
-    report.check_mine(path, TITLE)
-    apart = predicted(found)
-    written = list(figures.save(_drawn(found, apart), where / "diagnosis"))
-    parts = text(found, apart)
-    ran = raced(found)
-    if len({pair.task for pair in ran}) >= FEWEST:
-        parts += after_race(ran)
-        written += figures.save(_drawn(ran, predicted(ran)), where / "diagnosis-raced")
-    path.write_text("\n\n".join([TITLE, *parts]) + "\n", encoding="utf-8")
-    return [path, *written]
-
-
-def pairs(where: Path) -> list[Pair]:
+def pairs(where: Path, racer: int | None = None) -> list[Pair]:
     """All bases that were diagnosed on a task and trained there alone and with FOSI, on the same device.
 
     Each with the task's own rate and batches, and as it was diagnosed last, with estimates on the same data. And with
     the task's own settings of FOSI, but where a line has others as ``fosi_settings``: what was its own before.
     Where the cost of an estimate was counted, not timed, nothing in a diagnosis is of the device: then it is held
     against the runs of the device with most of them.
+
+    Args:
+      where: the results folder.
+      racer: the seed whose runs are the races, as of one who has trained one of each, or the first where it has none;
+        None for all that there are.
     """
     found: dict[tuple[str, str, str, str], Pair] = {}
     for task in TASKS:
@@ -125,9 +109,17 @@ def pairs(where: Path) -> list[Pair]:
             after = line["step"], max(curve.points[-1].step for curve in alone.runs.values())
             # How long one trains one knows.
             seen = replace(seen, steps_left=max(after[1] - after[0], 1), steps_taken=max(after[0], 1))
-            races = {share: _number(known) for share in SHARES if (known := race(ours, alone, share))}
+            two = _of_seed(ours, racer), _of_seed(alone, racer)
+            races = {share: _number(known) for share in SHARES if (known := race(two[0], two[1], share))}
             found[key] = Pair(*key, seen.features, measured, target, _validation(there, plan), races, after, device)
     return list(found.values())
+
+
+def _of_seed(entry: Entry, seed: int | None) -> Entry:
+    if seed is None:
+        return entry
+    chosen = seed if seed in entry.runs else min(entry.runs)
+    return replace(entry, runs={chosen: entry.runs[chosen]})
 
 
 def raced(found: Sequence[Pair], share: float = RACE) -> list[Pair]:
@@ -139,12 +131,12 @@ def raced(found: Sequence[Pair], share: float = RACE) -> list[Pair]:
 def predicted(found: Sequence[Pair]) -> NDArray[np.float64]:
     """Each pair's ratio by a rule that was fitted without any pair of its task."""
     names = [pair.task for pair in found]
-    return prediction.leave_one_out([pair.features for pair in found], _ratios(found), groups=names)
+    return prediction.leave_one_out([pair.features for pair in found], measured_ratios(found), groups=names)
 
 
 def fitted(found: Sequence[Pair]) -> dict[str, float]:
     """The coefficients that all pairs together give."""
-    return prediction.fit([pair.features for pair in found], _ratios(found))
+    return prediction.fit([pair.features for pair in found], measured_ratios(found))
 
 
 def by_task(found: Sequence[Pair], values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
@@ -157,117 +149,16 @@ def by_task(found: Sequence[Pair], values: Sequence[float] | NDArray[np.float64]
 
 def spread(found: Sequence[Pair], apart: NDArray[np.float64]) -> float:
     """How far the logarithm of a measured ratio is from that of a prediction: root mean square."""
-    return float(np.sqrt(np.mean((np.log(_ratios(found)) - np.log(apart)) ** 2)))
+    return float(np.sqrt(np.mean((np.log(measured_ratios(found)) - np.log(apart)) ** 2)))
 
 
-def text(found: Sequence[Pair], apart: NDArray[np.float64]) -> list[str]:
-    """What diagnosis.md says below its title."""
-    reasoned = np.array([prediction.predict(pair.features, prediction.PHYSICAL) for pair in found])
-    devices = ", ".join(sorted({pair.device for pair in found}))
-    rows = [
-        [
-            pair.label,
-            pair.base,
-            "{} of {}".format(*pair.after),
-            *(f"{pair.features[name]:.2f}" for name in prediction.NAMES[1:]),
-            f"{guess:.2f}",
-            f"**{one:.2f}**",
-            *(markdown.ratio(ratio) for ratio in (pair.measured, pair.target, pair.validation)),
-        ]
-        for pair, guess, one in zip(found, reasoned, apart, strict=True)
-    ]
-    headings = ["task", "base", "after steps", *prediction.NAMES[1:], "by reasoning", "fitted without the task"]
-    fit = fitted(found)
-    return [
-        f"Written by `fosi report` from the `diagnosis.jsonl` and the runs in this folder; runs on {devices}. A "
-        "ratio is of FOSI's seconds over the base's, to the lowest training loss that both come to, with the task's "
-        "own settings where no others are named: that of the base, wherever FOSI ever has it, and else FOSI's own. A "
-        f"run that diverged is a miss and counts {MISS:g}. Each is predicted by a rule that was fitted to all other "
-        "tasks.",
-        f"Spearman's rank correlation of predicted and measured: {_ranked(found, apart)}. By reasoning alone, with "
-        f"coefficients that were fitted to no task: {_ranked(found, reasoned)}. What the rule looks at, and the "
-        "constant in what noise takes, were chosen with these tasks in view: neither is blind to the task left out.",
-        *_by_device(found),
-        markdown.table([*headings, "measured, training loss", "to the base's lowest", "to its best validation"], rows),
-        "![predicted and measured](diagnosis.png)",
-        *_races(found),
-        "Fitted to all of them, the coefficients are "
-        + ", ".join(f"{name} {value:.2f}" for name, value in fit.items())
-        + ".",
-    ]
-
-
-def after_race(ran: Sequence[Pair]) -> list[str]:
-    """What diagnosis.md says of predictions that know of a race."""
-    alone = np.array([prediction.predict(pair.features, prediction.TOLD) for pair in ran])
-    fit = fitted(ran)
-    return [
-        "## After a race",
-        f"The same where base and FOSI have been trained side by side for {RACE:.0%} of the base's seconds (`fosi "
-        f"diagnose TASK --race {RACE:g}`; here of as many seeds as there are runs): the rule knows of that too, and is "
-        "drawn towards it alone.",
-        f"Fitted without the task: {_ranked(ran, predicted(ran))}. By the race alone: {_ranked(ran, alone)}.",
-        *_by_device(ran),
-        "![predicted after a race, and measured](diagnosis-raced.png)",
-        "Fitted to all of them, the coefficients after a race are "
-        + ", ".join(f"{name} {value:.2f}" for name, value in fit.items())
-        + ".",
-    ]
-
-
-def _drawn(found: Sequence[Pair], apart: NDArray[np.float64]) -> Figure:
-    labels, bases = [pair.label for pair in found], [pair.base for pair in found]
-    return drawing.predicted(labels, bases, apart.tolist(), _ratios(found), math.exp(spread(found, apart)))
-
-
-def _by_device(found: Sequence[Pair]) -> list[str]:
-    """The same of the runs on one device alone, where there are several and it has tasks enough."""
-    said = []
-    for device in sorted({pair.device for pair in found}):
-        some = [pair for pair in found if pair.device == device]
-        if len(some) < len(found) and len({pair.task for pair in some}) >= FEWEST:
-            said.append(f"On {device} alone, fitted to those runs alone: {_ranked(some, predicted(some))}.")
-    return said
-
-
-def _ratios(found: Sequence[Pair]) -> list[float]:
+def measured_ratios(found: Sequence[Pair]) -> list[float]:
+    """What was measured of each, as numbers."""
     return [pair.ratio for pair in found]
 
 
 def _number(ratio: Ratio) -> float:
     return ratio.median if math.isfinite(ratio.median) else MISS
-
-
-def _ranked(found: Sequence[Pair], values: NDArray[np.float64]) -> str:
-    """How well predictions rank the tasks and the pairs, and how far off they are."""
-    by = [list(by_task(found, some).values()) for some in (values, _ratios(found))]
-    off = spread(found, values)
-    return (
-        f"**{prediction.spearman(*by):.2f}** over {len(by[0])} tasks (the geometric mean over a task's bases and "
-        f"modes), **{prediction.spearman(values, _ratios(found)):.2f}** over {len(found)} pairs of task and base; the "
-        f"logarithms are {off:.2f} apart, root mean square, a factor of {math.exp(off):.2f}"
-    )
-
-
-def _races(found: Sequence[Pair]) -> list[str]:
-    """How well a race from the first estimate on ranks the same pairs, by how long it is."""
-    rows = []
-    for share in SHARES:
-        known = [pair for pair in found if share in pair.races]
-        ran = [pair.races[share] for pair in known]
-        by = [by_task(known, values) for values in (ran, _ratios(known))]
-        if len(by[0]) >= FEWEST:
-            ranks = prediction.spearman(*(list(one.values()) for one in by)), prediction.spearman(ran, _ratios(known))
-            rows.append([f"{share:.0%}", *(f"{rank:.2f}" for rank in ranks), str(len(by[0])), str(len(known))])
-    if not rows:
-        return []
-    headings = ["of the base's seconds", "correlation over tasks", "over pairs", "tasks", "pairs"]
-    return [
-        "How much could any rule know so early? In the place of a rule: base and FOSI trained side by side, from "
-        "FOSI's first estimate on, for a part of the seconds of the base's whole run, and who is how much sooner in "
-        "there.",
-        markdown.table(headings, rows),
-    ]
 
 
 def _entries(curves: Sequence[Curve], plan: Plan, options: Mapping[str, Any]) -> tuple[Entry | None, Entry | None]:

@@ -1,0 +1,158 @@
+"""The report on predictions: how well `fosi diagnose` foretold what runs took, with a race before and without."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from fosi import prediction
+from fosi.experiments import figures
+from fosi.experiments.tasks import drawing, markdown, report
+from fosi.experiments.tasks.predictions import (
+    FEWEST,
+    RACE,
+    Pair,
+    by_task,
+    fitted,
+    measured_ratios,
+    pairs,
+    predicted,
+    raced,
+    spread,
+)
+from fosi.experiments.tasks.race import SHARES
+from fosi.experiments.tasks.ratios import MISS
+
+NAME = "diagnosis.md"
+TITLE = "# Predicted and measured"
+
+
+def write(where: Path) -> list[Path]:
+    """Writes diagnosis.md of the folder and its figure; returns where. Nothing where too few tasks have both."""
+    found = pairs(where)
+    if len({pair.task for pair in found}) < FEWEST:
+        return []
+    path = where / NAME
+    report.check_mine(path, TITLE)
+    apart = predicted(found)
+    written = list(figures.save(drawn(found, apart), where / "diagnosis"))
+    parts = text(found, apart)
+    ran = raced(found)
+    if len({pair.task for pair in ran}) >= FEWEST:
+        parts += after_race(ran)
+        written += figures.save(drawn(ran, predicted(ran)), where / "diagnosis-raced")
+    path.write_text("\n\n".join([TITLE, *parts]) + "\n", encoding="utf-8")
+    return [path, *written]
+
+
+def text(found: Sequence[Pair], apart: NDArray[np.float64]) -> list[str]:
+    """What diagnosis.md says below its title."""
+    reasoned = np.array([prediction.predict(pair.features, prediction.PHYSICAL) for pair in found])
+    devices = ", ".join(sorted({pair.device for pair in found}))
+    rows = [
+        [
+            pair.label,
+            pair.base,
+            "{} of {}".format(*pair.after),
+            *(f"{pair.features[name]:.2f}" for name in prediction.NAMES[1:]),
+            f"{guess:.2f}",
+            f"**{one:.2f}**",
+            *(markdown.ratio(ratio) for ratio in (pair.measured, pair.target, pair.validation)),
+        ]
+        for pair, guess, one in zip(found, reasoned, apart, strict=True)
+    ]
+    headings = ["task", "base", "after steps", *prediction.NAMES[1:], "by reasoning", "fitted without the task"]
+    fit = fitted(found)
+    return [
+        f"Written by `fosi report` from the `diagnosis.jsonl` and the runs in this folder; runs on {devices}. A "
+        "ratio is of FOSI's seconds over the base's, to the lowest training loss that both come to, with the task's "
+        "own settings where no others are named: that of the base, wherever FOSI ever has it, and else FOSI's own. A "
+        f"run that diverged is a miss and counts {MISS:g}. Each is predicted by a rule that was fitted to all other "
+        "tasks.",
+        f"Spearman's rank correlation of predicted and measured: {_ranked(found, apart)}. By reasoning alone, with "
+        f"coefficients that were fitted to no task: {_ranked(found, reasoned)}. What the rule looks at, and the "
+        "constant in what noise takes, were chosen with these tasks in view: neither is blind to the task left out.",
+        *_by_device(found),
+        markdown.table([*headings, "measured, training loss", "to the base's lowest", "to its best validation"], rows),
+        "![predicted and measured](diagnosis.png)",
+        *_races(found),
+        "Fitted to all of them, the coefficients are "
+        + ", ".join(f"{name} {value:.2f}" for name, value in fit.items())
+        + ".",
+    ]
+
+
+def after_race(ran: Sequence[Pair]) -> list[str]:
+    """What diagnosis.md says of predictions that know of a race."""
+    alone = np.array([prediction.predict(pair.features, prediction.TOLD) for pair in ran])
+    fit = fitted(ran)
+    return [
+        "## After a race",
+        f"The same where base and FOSI have been trained side by side for {RACE:.0%} of the base's seconds (`fosi "
+        f"diagnose TASK --race {RACE:g}`; here of as many seeds as there are runs): the rule knows of that too, and is "
+        "drawn towards it alone.",
+        f"Fitted without the task: {_ranked(ran, predicted(ran))}. By the race alone: {_ranked(ran, alone)}.",
+        *_by_device(ran),
+        "![predicted after a race, and measured](diagnosis-raced.png)",
+        "Fitted to all of them, the coefficients after a race are "
+        + ", ".join(f"{name} {value:.2f}" for name, value in fit.items())
+        + ".",
+    ]
+
+
+def drawn(found: Sequence[Pair], apart: NDArray[np.float64]) -> Figure:
+    """Predicted without the task against measured, a mark a pair."""
+    labels, bases = [pair.label for pair in found], [pair.base for pair in found]
+    after = " after a race" if any(prediction.RACED in pair.features for pair in found) else ""
+    off = math.exp(spread(found, apart))
+    return drawing.predicted(labels, bases, apart.tolist(), measured_ratios(found), off, after)
+
+
+def _by_device(found: Sequence[Pair]) -> list[str]:
+    """The same of the runs on one device alone, where there are several and it has tasks enough."""
+    said = []
+    for device in sorted({pair.device for pair in found}):
+        some = [pair for pair in found if pair.device == device]
+        if len(some) < len(found) and len({pair.task for pair in some}) >= FEWEST:
+            said.append(f"On {device} alone, fitted to those runs alone: {_ranked(some, predicted(some))}.")
+    return said
+
+
+def _ranked(found: Sequence[Pair], values: NDArray[np.float64]) -> str:
+    """How well predictions rank the tasks and the pairs, and how far off they are."""
+    by = [list(by_task(found, some).values()) for some in (values, measured_ratios(found))]
+    off = spread(found, values)
+    return (
+        f"**{prediction.spearman(*by):.2f}** over {len(by[0])} tasks (the geometric mean over a task's bases and "
+        f"modes), **{prediction.spearman(values, measured_ratios(found)):.2f}** over {len(found)} pairs of task and "
+        f"base; the logarithms are {off:.2f} apart, root mean square, a factor of {math.exp(off):.2f}"
+    )
+
+
+def _races(found: Sequence[Pair]) -> list[str]:
+    """How well a race from the first estimate on ranks the same pairs, by how long it is."""
+    rows = []
+    for share in SHARES:
+        known = [pair for pair in found if share in pair.races]
+        ran = [pair.races[share] for pair in known]
+        by = [by_task(known, values) for values in (ran, measured_ratios(known))]
+        if len(by[0]) >= FEWEST:
+            ranks = (
+                prediction.spearman(*(list(one.values()) for one in by)),
+                prediction.spearman(ran, measured_ratios(known)),
+            )
+            rows.append([f"{share:.0%}", *(f"{rank:.2f}" for rank in ranks), str(len(by[0])), str(len(known))])
+    if not rows:
+        return []
+    headings = ["of the base's seconds", "correlation over tasks", "over pairs", "tasks", "pairs"]
+    return [
+        "How much could any rule know so early? In the place of a rule: base and FOSI trained side by side, from "
+        "FOSI's first estimate on, for a part of the seconds of the base's whole run, and who is how much sooner in "
+        "there.",
+        markdown.table(headings, rows),
+    ]
