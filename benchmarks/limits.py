@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             found = limits.measure(probe)
             diagnosing.write(args.out / task / limits.FILE, "limits", probe, found)
             of_limit = [value / found["limit"] for value in found["eigenvalues"]]
-            seen = ", ".join(f"{of_limit[n]:.3f}" for n in (0, 1, 4, *limits.AT))
+            seen = ", ".join(f"{of_limit[n]:.3f}" for n in (0, 1, 4, *limits.AT) if n < len(of_limit))
             print(
                 f"{time.monotonic() - begin:5.0f} s  {name} {base} after {args.steps}: {seen} of the limit", flush=True
             )

@@ -77,7 +77,7 @@ def _verdict(found: Diagnosis) -> str:
         said = f"FOSI is likely to make little difference: {range_}."
     else:
         said = f"Do not use FOSI here: {range_}."
-    said += f" In the race FOSI had {found.raced:.2f} of it." if found.raced is not None else ""
+    said += f" In the race it was {found.raced:.2f}." if found.raced is not None else ""
     return (
         f"{said} The rule is fitted to, and was shaped on, eleven tasks; a new one may be further off than the range."
     )

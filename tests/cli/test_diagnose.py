@@ -1,6 +1,7 @@
 """`fosi diagnose` and `fosi spectrum` as a person runs them, at tiny size."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 
@@ -11,11 +12,10 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flax")
 
-from fosi import prediction
 from fosi.cli.app import app
-from fosi.experiments.tasks import TASKS, diagnosing, probing, runs, standings
+from fosi.experiments.tasks import TASKS, diagnosing, probing, race, runs
 from fosi.experiments.tasks.plan import Plan
-from fosi.experiments.tasks.race import race
+from fosi.experiments.tasks.ratios import Ratio
 
 SMALL = ["--k", "2", "--num-matvecs", "8", "--tiny"]
 
@@ -150,25 +150,26 @@ def test_bad_input_is_named_and_leaves_nothing(arguments, message, tmp_path, mon
 
 
 def test_a_race_is_run_first_and_believed(tmp_path, monkeypatch):
-    """Two short runs, on disk as others are; the prediction knows what they say."""
-    command = ["diagnose", "wave", *SMALL, "--batches", "2", "--out", str(tmp_path), "--steps", "10"]
+    """Two short runs, on disk as others are, and a prediction that knows of them."""
     fosi = dict(TASKS["wave"].fosi, warmup=5, refresh_every=5, k=2, num_matvecs=8)
-    monkeypatch.setitem(TASKS, "wave", replace(TASKS["wave"], rounds=10, fosi=fosi))
+    monkeypatch.setitem(TASKS, "wave", replace(TASKS["wave"], fosi=fosi))
+    command = ["diagnose", "wave", *SMALL, "--batches", "2", "--out", str(tmp_path), "--steps", "10", "--rounds", "10"]
     result = invoke(*command, "--race", "0.3")
     assert result.exit_code == 0, result.output
     (line,) = lines(tmp_path / "wave" / "diagnosis.jsonl")
     curves = {path.name: runs.read(path) for path in (tmp_path / "wave" / "curves").iterdir()}
-    base, ours = "adam.rounds-3.tiny.seed-0.jsonl", "fosi-adam.curvature-part.rounds-3.tiny.seed-0.jsonl"
-    assert set(curves) == {base, ours}
-    assert [len(curves[name].points) for name in (base, ours)] == [3, 3]
-    entries = [standings.Entry("", "", {0: curves[name]}) for name in (ours, base)]
-    assert line["raced"] == race(*entries, 1e9).median and f"race {line['raced']:.2f}" in " ".join(
-        result.output.split()
-    )
-    assert line["features"]["raced"] == pytest.approx(np.log(line["raced"]))
-    assert line["ratio"] == pytest.approx(prediction.predict(line["features"]))
-    assert f"In the race FOSI had {line['raced']:.2f} of it." in result.output
+    # One round of five steps before the first estimate, and three of ten.
+    ours = curves["fosi-adam.curvature-part.rounds-4.tiny.seed-0.jsonl"]
+    assert set(curves) == {"adam.rounds-4.tiny.seed-0.jsonl", ours.path.name}
+    assert [point.refreshes for point in ours.points] == [0, 1, 2, 3]
+    assert f"race {line['raced']:.2f}" in " ".join(result.output.split())
+    assert f"In the race it was {line['raced']:.2f}." in result.output
+    assert line["steps_left"] == 10 * 5 - 10
 
-    for share, words in (("0", "race is 0; give a part of the run"), ("0.05", "FOSI has no round after an estimate")):
-        result = invoke(*command, "--race", share)
-        assert result.exit_code == 2 and words in " ".join(result.output.replace("│", " ").split()), result.output
+    monkeypatch.setattr(race, "hold", lambda *args: Ratio(math.inf, 1, 1, math.inf, math.inf))
+    result = invoke(*command, "--race", "0.3")
+    assert "In the race FOSI diverged, which counts 2." in result.output
+    assert lines(tmp_path / "wave" / "diagnosis.jsonl")[0]["raced"] == 2
+    monkeypatch.setattr(probing, "train", None)  # not asked before the race is known to be one
+    result = invoke(*command, "--race", "0")
+    assert result.exit_code == 2 and "race is 0; give a part of the run" in " ".join(result.output.split())

@@ -82,7 +82,21 @@ def test_other_coordinates_are_zero_where_training_stands():
         there = limits.coordinates(found)
         zeros = jax.tree.map(jnp.zeros_like, found.run.params)
         assert float(optax.tree.norm(optax.tree.sub(there(zeros), found.run.params))) == 0
-        assert float(optax.tree.norm(optax.tree.sub(there(jax.tree.map(jnp.ones_like, zeros)), found.run.params))) > 0
+        # A step of one along what the base sees is a step of P^(−½): twice as far is twice as long.
+        ones = jax.tree.map(jnp.ones_like, zeros)
+        once, twice = (optax.tree.sub(there(optax.tree.scale(x, ones)), found.run.params) for x in (1.0, 2.0))
+        np.testing.assert_allclose(optax.tree.norm(twice), 2 * optax.tree.norm(once), rtol=1e-3)
+
+
+def test_what_divides_by_nothing_yet_is_refused():
+    for optimizer, steps in (("adam", 0), ("soap", 1)):
+        with pytest.raises(ValueError, match=f"steps is {steps}; give 2 or more: {optimizer} has divided by nothing"):
+            limits.measure(probe(optimizer, steps))
+
+
+def test_what_is_not_left_or_not_known_is_no_number():
+    crowd = limits.Crowd(Plan("wave", "adam"), 9, (1.0, 0.5, -0.1), "test")
+    assert (crowd.longer(1), crowd.longer(2), crowd.longer(3)) == (2.0, None, None)
 
 
 def test_a_report_says_how_much_longer_steps_can_be(tmp_path):

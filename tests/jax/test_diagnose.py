@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fosi import prediction
 from fosi.diagnosis import from_record
 from fosi.jax import Batches, ModelLoss, diagnose, estimate_spectrum, gradients, timing
 from fosi.jax import space as sp
@@ -157,7 +158,8 @@ def test_what_a_race_said_is_believed():
     given = {"learning_rate": 0.1, "k": 2, "base": "gd"}
     alone, slow = (diagnose(quadratic, jnp.ones(4), [jnp.zeros(4)], raced=raced, **given) for raced in (None, 3.0))
     assert alone.raced is None and "raced" not in alone.features
-    assert slow.raced == 3.0 and slow.features["raced"] == pytest.approx(np.log(3)) and slow.ratio > 2
+    assert slow.raced == 3.0 and slow.features == pytest.approx({**alone.features, "raced": np.log(3)})
+    assert slow.ratio == pytest.approx(prediction.predict(slow.features, prediction.COEFFICIENTS_RACED))
     assert from_record(slow.record()) == slow
 
 

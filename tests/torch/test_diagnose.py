@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from fosi import prediction
 from fosi.stability import SINCE
 from fosi.torch import diagnose, estimate_spectrum
 from tests import measuring
@@ -141,7 +142,8 @@ def test_what_a_race_said_is_believed():
     w, given = torch.ones(3, requires_grad=True), {"base": "gd", "learning_rate": 0.1, "k": 1}
     alone, slow = (diagnose(lambda s: ((w - s) ** 2).sum(), [w], [0.0], raced=raced, **given) for raced in (None, 3.0))
     assert alone.raced is None and "raced" not in alone.features
-    assert slow.raced == 3.0 and slow.features["raced"] == pytest.approx(np.log(3)) and slow.ratio > 2
+    assert slow.raced == 3.0 and slow.features == pytest.approx({**alone.features, "raced": np.log(3)})
+    assert slow.ratio == pytest.approx(prediction.predict(slow.features, prediction.COEFFICIENTS_RACED))
 
 
 @pytest.mark.parametrize(

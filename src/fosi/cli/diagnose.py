@@ -30,6 +30,9 @@ BatchCount = Annotated[
 Pairs = Annotated[int, typer.Option(help="How many of the largest eigenpairs.", callback=at_least(0))]
 Smallest = Annotated[int, typer.Option(help="How many of the smallest.", callback=at_least(0))]
 Matvecs = Annotated[int | None, typer.Option(help="Hessian-vector products of an estimate; else FOSI's own number.")]
+Rounds = Annotated[
+    int | None, typer.Option(help="Rounds of the whole run that is asked about; else the task's.", min=1)
+]
 RateFactor = Annotated[float, typer.Option(help="Multiplies the base's learning rate.")]
 Seed = Annotated[int, typer.Option(help="Of the weights and of the batches.", callback=at_least(0))]
 _OUT = Path("fosi-results")
@@ -56,9 +59,10 @@ def diagnose(
     race: Annotated[
         float | None,
         typer.Option(
-            help="Train base and FOSI side by side first, for this part of the base's rounds: 0.2 tells most."
+            help="Train base and FOSI, with the task's settings, side by side first, for this part of the run: 0.2."
         ),
     ] = None,
+    rounds: Rounds = None,
     rate_factor: RateFactor = 1.0,
     seed: Seed = 0,
     mode: Mode = None,
@@ -72,7 +76,13 @@ def diagnose(
     Writes into OUT/TASK: a line in diagnosis.jsonl, and a figure; the two runs of a race too.
     """
     console = Console()
+    if race is not None:
+        from fosi.experiments.tasks.race import check
+
+        with _errors():
+            check(race)
     given = {"optimizer": optimizer, "rate_factor": rate_factor, "seed": seed, "mode": mode, "tiny": tiny}
+    given["rounds"] = rounds
     probe = _probe(console, context, rounds_before, steps, checkpoint, data_dir, download, task=task, **given)
     from fosi.experiments import figures
     from fosi.experiments.tasks import diagnosing
@@ -95,15 +105,19 @@ def diagnose(
 
 
 def _raced(console: Console, probe: Any, share: float, out: Path) -> float:
-    """What a race says of the plan that was probed."""
+    """What a race says of the plan that was probed; one that diverged counts as in a report."""
     from fosi.experiments.tasks import race
+    from fosi.experiments.tasks.ratios import MISS
 
     with _errors(), console.status("trains base and FOSI side by side ...") as status:
 
         def show(point: Any, engine: Any) -> None:
             status.update(f"{'base' if engine.schedule is None else 'FOSI'}: step {point.step}")
 
-        return race.hold(probe.plan, probe.engine.problem, out, share, show)
+        found = race.hold(probe.plan, probe.engine.problem, out, share, show)
+    if found.misses:
+        console.print(f"In the race FOSI diverged, which counts {MISS:g}.", style="yellow")
+    return MISS if found.misses else found.median
 
 
 def spectrum(
@@ -157,7 +171,7 @@ def spectrum(
 def _probe(
     console: Console,
     context: typer.Context,
-    rounds: int,
+    rounds_before: int,
     steps: int | None,
     checkpoint: Path | None,
     data_dir: Path | None,
@@ -190,7 +204,7 @@ def _probe(
             def show(done: int, of: int) -> None:
                 bar.update(row, completed=done, total=of)
 
-            return probing.train(plan, problem, rounds, steps, show)
+            return probing.train(plan, problem, rounds_before, steps, show)
 
 
 class _errors:

@@ -25,10 +25,12 @@ FILE = "limits.jsonl"
 KNOWN = (*BASES, "soap")
 """Bases whose limit is known."""
 PAIRS, PRODUCTS = 40, 120
+"""Eigenvalues, and the products that they are told by: three for each."""
 AT = (10, 39)
 """After so many pairs a table says what is left: FOSI's around a first-order base, and as many as can be told."""
 _LINES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1)), (0, (6, 1, 1, 1)), (0, (8, 2, 2, 2, 2, 2)), (0, (3, 1)))
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
+_COLOURS = tuple(figures.COLOURS.values())  # a task each here
+_SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
 class Crowd(NamedTuple):
@@ -52,13 +54,23 @@ class Crowd(NamedTuple):
         factor = "" if self.plan.rate_factor == 1 else f"{self.plan.rate_factor:g}× rate"
         return ", ".join(word for word in (self.plan.task, self.plan.other_mode, factor) if word)
 
-    def longer(self, pairs: int) -> float:
-        """How many times as long steps outside can be, at the most, where so many directions are taken."""
-        return self.of_limit[0] / self.of_limit[pairs]
+    def longer(self, pairs: int) -> float | None:
+        """How many times as long steps outside can be, at the most, where so many directions are taken.
+
+        None where nothing is left that curves up, or so many are not known.
+        """
+        left = self.of_limit[pairs] if pairs < len(self.of_limit) else 0.0
+        return self.of_limit[0] / left if left > 0 else None
 
 
 def measure(probe: Probe, batches: int = 4) -> dict[str, Any]:
-    """The largest eigenvalues as the base sees them, with its limit, of the mean over the next batches."""
+    """The largest eigenvalues as the base sees them, with its limit, of the mean over the next batches.
+
+    Raises:
+      ValueError: if the base does not yet divide by anything.
+    """
+    if probe.step < 2 and probe.plan.optimizer not in ("gd", "heavy-ball", "nesterov"):
+        raise ValueError(f"steps is {probe.step}; give 2 or more: {probe.plan.optimizer} has divided by nothing yet")
     b1 = soap.B1 if probe.plan.optimizer == "soap" else MOMENTUM
     name = "adam" if probe.plan.optimizer == "soap" else probe.plan.optimizer  # Adam in other coordinates
     found = diagnosing.spectrum(probe, batches, there=coordinates(probe), k=PAIRS, num_matvecs=PRODUCTS, accept="all")
@@ -100,23 +112,23 @@ def section(where: Path) -> tuple[list[str], Mapping[Path, Figure]]:
     found = read(where)
     if not found:
         return [], {}
-    headings = ["task", "base", "steps", "λ₁ / limit", *(f"λ{n + 1} / limit" for n in AT)]
+    headings = ["task", "base", "steps", *(f"λ{n + 1} / limit".translate(_SUBSCRIPTS) for n in (0, *AT))]
     headings += [f"steps longer at most, {n} pairs taken" for n in AT]
     rows = [
         [
             one.label,
             one.plan.optimizer,
             f"{one.step:,}",
-            *(f"{one.of_limit[n]:.2g}" for n in (0, *AT)),
-            *(f"{one.longer(n):.3g}" for n in AT),
+            *(f"{one.of_limit[n]:.2g}" if n < len(one.of_limit) else "-" for n in (0, *AT)),
+            *(markdown.number(one.longer(n)) for n in AT),
         ]
         for one in found
     ]
     said = (
         f"The {PAIRS} largest eigenvalues of the matrix that a base's limit is for (for Adam and SOAP of the Hessian "
-        f"between what they divide by), by {PRODUCTS} products on the data of a step. Where a few stand at the limit, "
-        f"FOSI takes them and what is left bears longer steps; where {PAIRS} do, no subspace of so few helps. Measured "
-        f"on {', '.join(sorted({one.device for one in found}))}."
+        f"between what they divide by), by {PRODUCTS} products on all data, or on four batches. Where a few stand near "
+        f"the limit, FOSI takes them and what is left bears longer steps; where {PAIRS} do, a subspace of so few helps "
+        f"little. Measured on {', '.join(sorted({one.device for one in found}))}."
     )
     parts = ["## How crowded the limit is", said, markdown.table(headings, rows), "![limits](./limits.png)"]
     return parts, {where / "limits": draw(found)}

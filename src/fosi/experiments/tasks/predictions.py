@@ -77,8 +77,8 @@ def pairs(where: Path, racer: int | None = None) -> list[Pair]:
 
     Args:
       where: the results folder.
-      racer: the seed whose runs are the races, as of one who has trained one of each, or the first where it has none;
-        None for all that there are.
+      racer: the seed whose runs are the races, as of one who has trained one of each, or the first that both have
+        where they have not; None for all that there are.
     """
     found: dict[tuple[str, str, str, str], Pair] = {}
     for task in TASKS:
@@ -109,17 +109,19 @@ def pairs(where: Path, racer: int | None = None) -> list[Pair]:
             after = line["step"], max(curve.points[-1].step for curve in alone.runs.values())
             # How long one trains one knows.
             seen = replace(seen, steps_left=max(after[1] - after[0], 1), steps_taken=max(after[0], 1))
-            two = _of_seed(ours, racer), _of_seed(alone, racer)
-            races = {share: _number(known) for share in SHARES if (known := race(two[0], two[1], share))}
+            seen = replace(seen, raced=None)  # races are of the runs here, the same for all
+            first, second = _of_seed(ours, alone, racer)
+            races = {share: _number(known) for share in SHARES if (known := race(first, second, share))}
             found[key] = Pair(*key, seen.features, measured, target, _validation(there, plan), races, after, device)
     return list(found.values())
 
 
-def _of_seed(entry: Entry, seed: int | None) -> Entry:
-    if seed is None:
-        return entry
-    chosen = seed if seed in entry.runs else min(entry.runs)
-    return replace(entry, runs={chosen: entry.runs[chosen]})
+def _of_seed(ours: Entry, alone: Entry, seed: int | None) -> tuple[Entry, Entry]:
+    both = [known for known in ours.runs if known in alone.runs]
+    if seed is None or not both:
+        return ours, alone
+    chosen = seed if seed in both else min(both)
+    return replace(ours, runs={chosen: ours.runs[chosen]}), replace(alone, runs={chosen: alone.runs[chosen]})
 
 
 def raced(found: Sequence[Pair], share: float = RACE) -> list[Pair]:

@@ -1,4 +1,4 @@
-"""How long base and FOSI must be trained side by side until it shows which is sooner: a measure for any prediction."""
+"""Base and FOSI trained side by side for a while: who is sooner, and how long it takes until that shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from fosi.experiments.tasks import runs, settings
 from fosi.experiments.tasks.engine import Engine
 from fosi.experiments.tasks.plan import Plan
-from fosi.experiments.tasks.ratios import MISS, Ratio
+from fosi.experiments.tasks.ratios import Ratio
 from fosi.experiments.tasks.runs import Curve
 from fosi.experiments.tasks.standings import Entry
 from fosi.experiments.tasks.task import Problem
@@ -20,58 +20,68 @@ SHARES = (0.03, 0.1, 0.2, 0.5)
 """Of the seconds of the base's whole run, that a race is given."""
 
 
+def check(share: float) -> None:
+    """Raises where it is no part of a run."""
+    if not 0 < share <= 1:
+        raise ValueError(f"race is {share:g}; give a part of the run, above 0 and at most 1, such as 0.2")
+
+
 def hold(
     plan: Plan,
     problem: Problem,
     out: Path,
     share: float,
     on_point: Callable[[Point, Engine], None] = lambda point, engine: None,
-) -> float:
-    """Trains the base and FOSI around it for a part of the base's rounds, and says who was sooner.
+) -> Ratio:
+    """Trains a base and FOSI around it, with the task's own settings, and says who was sooner.
 
-    Both runs are on disk then, as all runs are, and one that was killed goes on.
+    Both for as many rounds as FOSI has before its first estimate, and then a part of the whole run; from there on as
+    many seconds count as the base took. The runs are on disk then, as all runs are, and one that was killed goes on.
 
     Args:
-      plan: of the training, as long as all of it is.
+      plan: of the training, as long as all of it is; of the base or of FOSI around it.
       problem: of ``plan.build``; where a step sees all data, FOSI's estimates are on a part of them.
       out: folder for the results.
-      share: of the rounds, above 0 and at most 1.
+      share: of the whole run's rounds, above 0 and at most 1.
       on_point: called after every round of either.
 
     Returns:
-      FOSI's seconds over the base's from the first estimate on, to the lowest loss that both came to; 2 where FOSI
-      diverged.
+      FOSI's seconds over the base's from the first estimate on, to the lowest loss that both came to; infinite where
+      FOSI diverged.
 
     Raises:
-      ValueError: if the share is out of its range, or no round comes after an estimate of FOSI's in there.
+      ValueError: if the share is out of its range, the base diverged, or one of the runs was there and was made on
+        another device, or on one that it shared.
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"race is {share:g}; give a part of the run, above 0 and at most 1, such as 0.2")
-    base = settings.without_fosi(plan.optimizer)  # a checkpoint may be of either
+    check(share)
+    base = settings.without_fosi(plan.optimizer)
     whole = replace(plan, optimizer=base, curvature="fixed", seconds=None, options={})
-    short = replace(whole, rounds=max(1, math.ceil(share * whole.length)))
-    around = replace(short, optimizer=f"fosi-{base}")
-    if problem.part is not None:
-        around = replace(around, curvature="part")
-    alone, ours = (
-        Entry(one.optimizer, "", {one.seed: runs.run(one, problem, out, on_point=on_point)}) for one in (short, around)
-    )
-    found = race(ours, alone, math.inf)
-    if found is None:
-        raise ValueError(
-            f"race is {share:g}, which is {short.length} rounds: FOSI has no round after an estimate in there, or the "
-            "base diverged; give more"
-        )
-    return found.median if math.isfinite(found.median) else MISS
+    around = replace(whole, optimizer=f"fosi-{base}", curvature="fixed" if problem.part is None else "part")
+    engine = around.engine(problem)
+    assert engine.schedule is not None  # FOSI's has one
+    before = engine.schedule.warmup // engine.steps_a_round
+    rounds = before + math.ceil(share * whole.length)
+    alone, ours = (runs.run(replace(one, rounds=rounds), problem, out, on_point=on_point) for one in (whole, around))
+    for name in ("device", "shared"):
+        if alone.environment[name] != ours.environment[name]:
+            raise ValueError(
+                f"{alone.path} has {name} {alone.environment[name]} and {ours.path} {ours.environment[name]}: they do "
+                "not race; remove the older one"
+            )
+    if alone.points[-1].diverged:
+        raise ValueError(f"{base} diverged in the race, after {alone.points[-1].step} steps: there is none to race")
+    found = race(Entry(around.optimizer, "", {plan.seed: ours}), Entry(base, "", {plan.seed: alone}))
+    assert found is not None  # there is a round after the first estimate
+    return found
 
 
-def race(ours: Entry, alone: Entry, share: float) -> Ratio | None:
+def race(ours: Entry, alone: Entry, share: float | None = None) -> Ratio | None:
     """FOSI's seconds over the base's from the first estimate on, to the lowest loss that both come to in so long.
 
     Args:
       ours: FOSI's runs.
       alone: those of its base.
-      share: of the seconds of the base's whole run, after which the race is over.
+      share: of the seconds of the base's whole run, after which the race is over; None for as many as it has left.
 
     Returns:
       The ratio over the seeds that both have; None where no seed has a round of both in there.
@@ -82,18 +92,26 @@ def race(ours: Entry, alone: Entry, share: float) -> Ratio | None:
     return first.ratio_to_both(replace(alone, runs={seed: cut[1] for seed, cut in known.items()}))
 
 
-def _cut(ours: Curve, alone: Curve, share: float) -> tuple[Curve, Curve] | None:
+def _cut(ours: Curve, alone: Curve, share: float | None) -> tuple[Curve, Curve] | None:
     """The two runs between the last round before an estimate and the race's end, on a clock that starts there."""
     before = [point for point in ours.points if point.refreshes == 0]
     if len(before) == len(ours.points):
         return None
-    step, length = before[-1].step if before else 0, share * alone.points[-1].seconds
+    step, whole = before[-1].step if before else 0, alone.points[-1].seconds
+    length = whole - _start(alone.points, step) if share is None else share * whole
+    cut = [replace(curve, points=_between(curve.points, step, length)) for curve in (ours, alone)]
     # That one of them diverges later is not known by then, and so neither is how it was done.
-    cut = [replace(curve, points=_between(curve.points, step, length), done=None) for curve in (ours, alone)]
-    return (cut[0], cut[1]) if all(curve.points for curve in cut) else None
+    first, second = (
+        replace(one, done=None if not one.points else {"diverged": one.points[-1].diverged}) for one in cut
+    )
+    return (first, second) if first.points and second.points else None
+
+
+def _start(points: tuple[Point, ...], step: int) -> float:
+    return max((point.seconds for point in points if point.step <= step), default=0.0)
 
 
 def _between(points: tuple[Point, ...], step: int, length: float) -> tuple[Point, ...]:
-    start = max((point.seconds for point in points if point.step <= step), default=0.0)
+    start = _start(points, step)
     later = (point._replace(seconds=point.seconds - start) for point in points if point.step > step)
     return tuple(point for point in later if point.seconds <= length)

@@ -1,0 +1,102 @@
+"""Races of a base and FOSI, on runs made by hand: when they begin and end, and what counts."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("flax")
+
+from fosi.experiments.tasks import TASKS, predictions, race, runs
+from fosi.experiments.tasks.plan import Plan
+from fosi.experiments.tasks.standings import Entry
+from tests.experiments.test_predictions import foretell, save
+
+
+def entries(where, alone, ours, pace=1.0, diverged=False):
+    """FOSI's, with an estimate after two rounds, and the base's."""
+    plans = Plan("burgers", "fosi-adam"), Plan("burgers", "adam")
+    save(where, plans[0], ours, pace, before=2, diverged=diverged)
+    save(where, plans[1], alone)
+    read = (runs.read(where / "burgers" / "curves" / f"{plan.name}.jsonl") for plan in plans)
+    return [Entry(curve.plan.optimizer, "", {0: curve}) for curve in read]
+
+
+def test_a_race_begins_at_the_first_estimate_and_ends_with_the_bases_seconds(tmp_path):
+    # After two rounds alike the base has 3, 2, 1, 0.5 at 1 to 4 seconds. FOSI, twice as long a round, has 2 after 2
+    # seconds and 0.5 after 4; what comes at 6 is too late.
+    two = entries(tmp_path, [9.0, 8.0, 3.0, 2.0, 1.0, 0.5], [9.0, 8.0, 2.0, 0.5, 0.1], pace=2.0)
+    assert race.race(*two).median == 1.0  # 0.5, both after 4
+    assert race.race(*two, 0.5).median == 1.0  # 2, both after 2, of the 3 seconds that are half of the base's 6
+    slow = entries(tmp_path, [9.0, 8.0, 3.0, 2.0, 1.0, 0.5], [9.0, 8.0, 7.0, 3.0, 0.1], pace=2.0)
+    assert race.race(*slow).median == 4.0  # 3, after 4 and after 1
+
+
+def test_what_diverges_in_a_race_is_a_miss_and_what_does_later_is_not(tmp_path):
+    losses = [9.0, 8.0, 3.0, 2.0, 1.0, math.nan]
+    two = entries(tmp_path, [9.0, 8.0, 3.0, 2.0, 1.5, 1.2], losses, diverged=True)
+    assert race.race(*two).median == math.inf and race.race(*two).misses == 1
+    assert race.race(*two, 0.5).median == 1.0  # after 3 of 6 seconds nobody knows
+
+
+def made_by_hand(monkeypatch, where, alone, ours, asked, diverged=False, **environment):
+    """Runs that are not trained: `runs.run` finds them."""
+
+    def run(plan, problem, out, on_point):
+        asked.append(plan)
+        fosi = plan.optimizer.startswith("fosi")
+        save(where, plan, ours if fosi else alone, before=2 if fosi else math.inf, diverged=diverged)
+        found = runs.read(where / plan.task / "curves" / f"{plan.name}.jsonl")
+        found.environment.update({"shared": False} | (environment if fosi else {}))
+        return found
+
+    monkeypatch.setattr(race.runs, "run", run)
+    engine = SimpleNamespace(schedule=SimpleNamespace(warmup=20), steps_a_round=10)
+    monkeypatch.setattr(Plan, "engine", lambda self, problem: engine)
+
+
+def test_both_run_as_long_as_the_warm_up_and_the_part(monkeypatch, tmp_path):
+    asked = []
+    made_by_hand(monkeypatch, tmp_path, [9.0, 8.0, 4.0, 3.0, 2.0], [9.0, 8.0, 2.0], asked)
+    full, batches = SimpleNamespace(part=lambda data: data), SimpleNamespace(part=None)
+    plan = Plan("wave", "fosi-adam", 3, mode="quick", rounds=40, rate_factor=3.0, options={"k": 3})
+    found = race.hold(plan, full, tmp_path, 0.2)
+    assert found.median == pytest.approx(1 / 3)  # 2, after one round and after three
+    assert asked == [
+        Plan("wave", "adam", 3, mode="quick", rounds=2 + 8, rate_factor=3.0),
+        Plan("wave", "fosi-adam", 3, mode="quick", rounds=2 + 8, rate_factor=3.0, curvature="part"),
+    ]
+    race.hold(Plan("lr", "heavy-ball", seconds=9.0), batches, tmp_path, 0.01)
+    rounds = 2 + math.ceil(0.01 * TASKS["lr"].rounds)
+    assert asked[2:] == [Plan("lr", name, rounds=rounds) for name in ("heavy-ball", "fosi-heavy-ball")]
+
+
+def test_what_is_no_race_is_named(monkeypatch, tmp_path):
+    problem, plan = SimpleNamespace(part=None), Plan("lr", "adam", rounds=10)
+    for share in (0.0, -1.0, 1.5):
+        with pytest.raises(ValueError, match=f"race is {share:g}; give a part of the run"):
+            race.hold(plan, problem, tmp_path, share)
+    made_by_hand(monkeypatch, tmp_path, [9.0, 8.0, math.nan], [9.0, 8.0, 2.0], [])
+    with pytest.raises(ValueError, match="adam diverged in the race, after 30 steps"):
+        race.hold(plan, problem, tmp_path, 0.2)
+    made_by_hand(monkeypatch, tmp_path, [9.0, 8.0, 3.0], [9.0, 8.0, 2.0], [], device="other")
+    with pytest.raises(ValueError, match=r"has device test and .* other: they do not race"):
+        race.hold(plan, problem, tmp_path, 0.2)
+    made_by_hand(monkeypatch, tmp_path, [9.0, 8.0, 3.0], [9.0, 8.0, math.nan], [], diverged=True)
+    assert race.hold(plan, problem, tmp_path, 0.2).median == math.inf
+
+
+def test_a_report_takes_races_from_the_runs_of_one_seed_that_both_have(tmp_path):
+    for seed, losses in ((0, [9.0, 8.0, 2.0]), (2, [9.0, 8.0, 5.0])):
+        save(tmp_path, Plan("burgers", "fosi-adam", seed, seconds=4), losses, before=2)
+    for seed in range(3):
+        save(tmp_path, Plan("burgers", "adam", seed, seconds=4), [9.0, 8.0, 5.0, 2.0])
+    foretell(tmp_path, Plan("burgers", "adam"), raced=0.1)  # which the diagnosis knew, and others did not
+
+    def raced(seed):
+        (found,) = predictions.pairs(tmp_path, racer=seed)
+        assert "raced" not in found.features
+        return found.races[0.5]
+
+    assert (raced(0), raced(1), raced(2)) == (0.5, 0.5, 1.0)
+    assert raced(None) == 0.75
