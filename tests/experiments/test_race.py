@@ -22,14 +22,17 @@ def entries(where, alone, ours, pace=1.0, diverged=False):
     return [Entry(curve.plan.optimizer, "", {0: curve}) for curve in read]
 
 
-def test_a_race_begins_at_the_first_estimate_and_ends_with_the_bases_seconds(tmp_path):
-    # After two rounds alike the base has 3, 2, 1, 0.5 at 1 to 4 seconds. FOSI, twice as long a round, has 2 after 2
-    # seconds and 0.5 after 4; what comes at 6 is too late.
+def test_a_race_begins_at_the_first_estimate_and_ends_where_it_is_told_to(tmp_path):
+    # After two rounds alike the base has 3, 2, 1, 0.5 at 1 to 4 seconds, and FOSI, twice as long a round, what comes
+    # at 2, 4 and 6.
     two = entries(tmp_path, [9.0, 8.0, 3.0, 2.0, 1.0, 0.5], [9.0, 8.0, 2.0, 0.5, 0.1], pace=2.0)
     assert race.race(*two).median == 1.0  # 0.5, both after 4
     assert race.race(*two, 0.5).median == 1.0  # 2, both after 2, of the 3 seconds that are half of the base's 6
     slow = entries(tmp_path, [9.0, 8.0, 3.0, 2.0, 1.0, 0.5], [9.0, 8.0, 7.0, 3.0, 0.1], pace=2.0)
-    assert race.race(*slow).median == 4.0  # 3, after 4 and after 1
+    assert race.race(*slow).median == 1.5  # 0.5, after 6 and after 4
+    assert race.race(*slow, 0.7).median == 4.0  # 3, after 4 and after 1, of 4.2 seconds
+    late = entries(tmp_path, [9.0, 8.0, 3.0, 2.0], [9.0, 8.0, 3.0], pace=50.0)
+    assert race.race(*late).median == 50.0 and race.race(*late, 1.0) is None  # in which FOSI has no round
 
 
 def test_what_diverges_in_a_race_is_a_miss_and_what_does_later_is_not(tmp_path):

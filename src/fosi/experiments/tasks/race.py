@@ -35,8 +35,8 @@ def hold(
 ) -> Ratio:
     """Trains a base and FOSI around it, with the task's own settings, and says who was sooner.
 
-    Both for as many rounds as FOSI has before its first estimate, and then a part of the whole run; from there on as
-    many seconds count as the base took. The runs are on disk then, as all runs are, and one that was killed goes on.
+    Both for as many rounds as FOSI has before its first estimate, and then a part of the whole run, however long FOSI
+    takes for them. The runs are on disk then, as all runs are, and one that was killed goes on.
 
     Args:
       plan: of the training, as long as all of it is; of the base or of FOSI around it.
@@ -81,7 +81,7 @@ def race(ours: Entry, alone: Entry, share: float | None = None) -> Ratio | None:
     Args:
       ours: FOSI's runs.
       alone: those of its base.
-      share: of the seconds of the base's whole run, after which the race is over; None for as many as it has left.
+      share: of the seconds of the base's whole run, after which the race is over; None for all of both.
 
     Returns:
       The ratio over the seeds that both have; None where no seed has a round of both in there.
@@ -97,8 +97,8 @@ def _cut(ours: Curve, alone: Curve, share: float | None) -> tuple[Curve, Curve] 
     before = [point for point in ours.points if point.refreshes == 0]
     if len(before) == len(ours.points):
         return None
-    step, whole = before[-1].step if before else 0, alone.points[-1].seconds
-    length = whole - _start(alone.points, step) if share is None else share * whole
+    step = before[-1].step if before else 0
+    length = math.inf if share is None else share * alone.points[-1].seconds
     cut = [replace(curve, points=_between(curve.points, step, length)) for curve in (ours, alone)]
     # That one of them diverges later is not known by then, and so neither is how it was done.
     first, second = (
@@ -107,11 +107,7 @@ def _cut(ours: Curve, alone: Curve, share: float | None) -> tuple[Curve, Curve] 
     return (first, second) if first.points and second.points else None
 
 
-def _start(points: tuple[Point, ...], step: int) -> float:
-    return max((point.seconds for point in points if point.step <= step), default=0.0)
-
-
 def _between(points: tuple[Point, ...], step: int, length: float) -> tuple[Point, ...]:
-    start = _start(points, step)
+    start = max((point.seconds for point in points if point.step <= step), default=0.0)
     later = (point._replace(seconds=point.seconds - start) for point in points if point.step > step)
     return tuple(point for point in later if point.seconds <= length)
