@@ -100,7 +100,7 @@ def test_what_is_not_left_or_not_known_is_no_number():
 
 
 def test_a_report_says_how_much_longer_steps_can_be(tmp_path):
-    assert limits.section(tmp_path) == ([], {})
+    assert limits.section(tmp_path) == ([], [])
     for task, base, factor, last in (("wave", "adam", 1.0, 0.02), ("deep-ae", "soap", 3.0, 0.5)):
         values = np.geomspace(1.0, last, limits.PAIRS) * 100
         line = {
@@ -114,14 +114,16 @@ def test_a_report_says_how_much_longer_steps_can_be(tmp_path):
         (tmp_path / task).mkdir()
         tiny = line | {"plan": Plan(task, base, tiny=True).record()}
         (tmp_path / task / limits.FILE).write_text(json.dumps(line) + "\n" + json.dumps(tiny) + "\n")
-    parts, drawn = limits.section(tmp_path)
+    parts, written = limits.section(tmp_path)
     text = "\n".join(parts)
     assert "| wave | adam | 400 | 1 | 0.37 | 0.02 | 2.73 | 50 |" in text
     assert "| deep-ae, 3× rate | soap | 400 | 1 | 0.84 | 0.5 | 1.19 | 2 |" in text
     assert text.count("400") == 2  # what is tiny does not count
-    (figure,) = drawn.values()
+    figure = limits.draw(limits.read(tmp_path))
     assert [axis.get_title() for axis in figure.axes] == ["as adam sees it", "as soap sees it"]
-    assert suite_report.write(tmp_path) and (tmp_path / "limits.png").stat().st_size > 10_000
+    assert [path.name for path in written] == ["limits.png", "limits.pdf"]
+    (tmp_path / "limits.png").unlink()
+    assert set(written) < set(suite_report.write(tmp_path)) and (tmp_path / "limits.png").stat().st_size > 10_000
 
 
 def test_the_benchmark_writes_what_a_report_reads(tmp_path, monkeypatch, capsys):

@@ -6,7 +6,7 @@ with λ₁ ≥ λ₂ ≥ … of the matrix that the limit is for, steps outside 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,13 +69,15 @@ def measure(probe: Probe, batches: int = 4) -> dict[str, Any]:
     Raises:
       ValueError: if the base does not yet divide by anything.
     """
-    if probe.step < 2 and probe.plan.optimizer not in ("gd", "heavy-ball", "nesterov"):
+    name, b1 = probe.plan.optimizer, MOMENTUM
+    if name == "soap":  # Adam in other coordinates
+        name, b1 = "adam", soap.B1
+    base = Base(name, probe.engine.rate, b1)
+    if base.adaptive and probe.step < 2:
         raise ValueError(f"steps is {probe.step}; give 2 or more: {probe.plan.optimizer} has divided by nothing yet")
-    b1 = soap.B1 if probe.plan.optimizer == "soap" else MOMENTUM
-    name = "adam" if probe.plan.optimizer == "soap" else probe.plan.optimizer  # Adam in other coordinates
     found = diagnosing.spectrum(probe, batches, there=coordinates(probe), k=PAIRS, num_matvecs=PRODUCTS, accept="all")
     seen = {key: value for key, value in diagnosing.as_record(found).items() if key in ("eigenvalues", "residuals")}
-    return {"limit": Base(name, probe.engine.rate, b1).limit, "num_matvecs": PRODUCTS, **seen}
+    return {"limit": base.limit, "num_matvecs": PRODUCTS, **seen}
 
 
 def coordinates(probe: Probe) -> Callable[[Any], Any] | None:
@@ -107,11 +109,11 @@ def read(where: Path) -> list[Crowd]:
     return found
 
 
-def section(where: Path) -> tuple[list[str], Mapping[Path, Figure]]:
-    """The part of a report, and its figure by where it belongs; nothing where nothing was measured."""
+def section(where: Path) -> tuple[list[str], list[Path]]:
+    """The part of a report, and where its figure was written; nothing where nothing was measured."""
     found = read(where)
     if not found:
-        return [], {}
+        return [], []
     headings = ["task", "base", "steps", *(f"λ{n + 1} / limit".translate(_SUBSCRIPTS) for n in (0, *AT))]
     headings += [f"steps longer at most, {n} pairs taken" for n in AT]
     rows = [
@@ -131,7 +133,7 @@ def section(where: Path) -> tuple[list[str], Mapping[Path, Figure]]:
         f"little. Measured on {', '.join(sorted({one.device for one in found}))}."
     )
     parts = ["## How crowded the limit is", said, markdown.table(headings, rows), "![limits](./limits.png)"]
-    return parts, {where / "limits": draw(found)}
+    return parts, list(figures.save(draw(found), where / "limits"))
 
 
 def draw(found: Sequence[Crowd]) -> Figure:

@@ -52,10 +52,8 @@ def write(where: Path) -> list[Path]:
             written += figures.save(drawing.batches(made, swept), where / made.name / "batches")
             parts += [f"## {made.title}, larger batches", in_batches(swept), IN_BATCHES]
             parts += [f"![{made.name}](./{made.name}/batches.png)"]
-    crowded, drawn_limits = limits.section(where)
-    parts += crowded
-    for place, made_figure in drawn_limits.items():
-        written += figures.save(made_figure, place)
+    crowded, drawn_there = limits.section(where)
+    parts, written = parts + crowded, written + drawn_there
     if not parts:
         return []
     path = where / NAME
