@@ -187,7 +187,7 @@ def plans(
     ]
 
 
-def make(wanted: Sequence[Plan], out: Path, data_dir: Path | None, deadline: float) -> None:
+def make(wanted: Sequence[Plan], out: Path, data_dir: Path | None, deadline: float, shared: bool = False) -> None:
     """Makes the runs that are not there, until so many seconds have passed, and prints a line each."""
     begin = time.monotonic()
     engine: tuple[Plan, JaxEngine] | None = None
@@ -203,7 +203,7 @@ def make(wanted: Sequence[Plan], out: Path, data_dir: Path | None, deadline: flo
         else:
             jax.clear_caches()  # else a CPU's process runs out of memory maps after some dozen programs
             engine = (plan, plan.engine(problem))
-        curve = runs.run(plan, problem, out, checkpoint_seconds=float("inf"), engine=engine[1])
+        curve = runs.run(plan, problem, out, checkpoint_seconds=float("inf"), shared=shared, engine=engine[1])
         low, last = standings.lowest(curve), curve.points[-1]
         found = "no loss" if low is None else f"loss {low.train_loss:.2e}, {plan.of.metric} {low.metric:.2e}"
         took = f"{last.step} steps, {last.refreshes} refreshes in {last.seconds:.1f} s"

@@ -1,5 +1,7 @@
 """The training tasks at tiny size, on made data: the loss falls, FOSI refreshes when it should, runs are repeatable."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,16 +106,17 @@ def test_estimates_are_made_on_the_batch_asked_for():
     problem = TASKS["lr"].build(None, False, 0, True)
     found = {}
     for name in CURVATURES:
-        engine = JaxEngine(TASKS["lr"], problem, "fosi-adam", 0, curvature=name, **FOSI)
+        task = replace(TASKS["lr"], batch_size=40)  # its own batches are smaller than these
+        engine = JaxEngine(task, problem, "fosi-adam", 0, curvature=name, **FOSI)
         order = engine.order(1)
         run = engine.refresh(engine.start(), order, 2)
         chosen = {"fixed": engine.first[:1], "current": order[2:3], "larger": engine.first[:4]}
-        chosen["part"] = engine.first[0, : engine.first.shape[1] // 4]
+        chosen |= {"part": engine.first[0, : engine.first.shape[1] // 4], "own": engine.first[0, :40]}
         rows = chosen.get(name, order[jnp.array([2, 3, 4, 0])]).reshape(-1)
         found[name] = engine.estimate(run).eigenvalues[0]
         assert found[name] == pytest.approx(softmax_largest(problem, rows), rel=1e-3)
-    assert len({round(value, 5) for value in found.values()}) == 5
-    with pytest.raises(ValueError, match="curvature is 'best'; give one of fixed, current, larger, average, part"):
+    assert len({round(value, 5) for value in found.values()}) == 6
+    with pytest.raises(ValueError, match="curvature is 'best'; give one of fixed, current, larger, average, part, own"):
         JaxEngine(TASKS["lr"], problem, "fosi-adam", 0, curvature="best")
 
 

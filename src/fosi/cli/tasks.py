@@ -53,7 +53,9 @@ Seconds = Annotated[
 BatchSize = Annotated[
     int | None, typer.Option(help="lm, ac: examples in a batch; the steps follow, so that epochs stay as they are.")
 ]
-Curvature = Annotated[str, typer.Option(help="What estimates are made on: fixed, current, larger, average or part.")]
+Curvature = Annotated[
+    str, typer.Option(help="What estimates are made on: fixed, current, larger, average, part or own.")
+]
 Checkpoint = Annotated[float, typer.Option("--checkpoint-every", help="Seconds of training between two checkpoints.")]
 Shared = Annotated[
     bool,

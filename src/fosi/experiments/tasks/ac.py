@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from flax import nnx
 from numpy.typing import NDArray
 
 from fosi.experiments.data import audioset, esc50
+from fosi.experiments.data.files import folder
 from fosi.experiments.tasks.task import Outputs, Problem, Task, cross_entropy, epochs, mean_over, rows, split_model
 
 _log = logging.getLogger(__name__)
@@ -98,7 +100,7 @@ def build(
     mode = mode or MODES[0]
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}; give one of {', '.join(MODES)}")
-    train, validation = _made(mode) if tiny else _read(mode, data_dir, download)
+    train, validation = _made(mode) if tiny else _read(mode, folder(data_dir).resolve(), download)
     size, first, blocks = (16, 8, ((16, 2),)) if tiny else (BATCH_SIZE, FIRST, BLOCKS)
     several = train.labels.ndim == 2
     count = train.labels.shape[1] if several else int(train.labels.max()) + 1
@@ -148,7 +150,9 @@ def moments(pieces: NDArray[np.float32], chunk: int = 1000) -> tuple[float, floa
     return mean, float(np.sqrt(squares / pieces.size - mean**2))
 
 
-def _read(mode: str, data_dir: Path | None, download: bool) -> tuple[Sounds, Sounds]:
+@lru_cache(maxsize=1)
+def _read(mode: str, data_dir: Path, download: bool) -> tuple[Sounds, Sounds]:
+    """Training and validation data; kept, because decoding takes longer than a seed's or a batch size's own work."""
     if mode == "esc50":
         train, validation = esc50.load(data_dir, download).split()
         return Sounds(train.pieces, train.labels), Sounds(validation.pieces, validation.labels)

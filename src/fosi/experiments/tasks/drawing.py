@@ -80,22 +80,37 @@ def standings(task: Task, shown: Sequence[Entry]) -> Figure:
     return made
 
 
-def batches(task: Task, found: Sequence[Sweep]) -> Figure:
-    """Steps, and where they are known seconds, to a target over the size of a batch, both logarithmic."""
-    timed = any(value is not None for one in found for value in one.seconds.values())
-    made, axes = figures.figure(1, 1 + timed, width=5.0 * (1 + timed), height=4.2, squeeze=False)
-    for axis, name in zip(axes[0], ("steps", "seconds"), strict=False):
-        for one in found:
-            known = {size: value for size, value in getattr(one, name).items() if value is not None}
-            label = ", ".join([one.optimizer, *([one.settings] if one.settings else [])])
-            look = figures.look(one.optimizer, len(known)) | {"label": label, "markevery": 1}
-            look |= {"linestyle": ":"} if one.settings else {}
-            axis.plot(list(known), list(known.values()), **look)
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
+def batches(task: Task, found: Mapping[str, Sequence[Sweep]]) -> Figure:
+    """Steps, and where they are known seconds, to a target over the size of a batch, both logarithmic.
+
+    A thin line is as many examples as the base needs in its smallest batch: steps that fall as batches grow.
+
+    Args:
+      task: which.
+      found: by what the target is of, in words.
+    """
+    best = [cell for swept in found.values() for one in swept for cell in one.best.values()]
+    names = ("steps", "seconds") if any(cell.seconds is not None for cell in best) else ("steps",)
+    made, axes = figures.figure(len(found), len(names), width=5.0 * len(names), height=3.6 * len(found), squeeze=False)
+    for row, (words, swept) in zip(axes, found.items(), strict=True):
+        for axis, name in zip(row, names, strict=True):
+            for one in swept:
+                known = {size: value for size, cell in one.best.items() if (value := getattr(cell, name)) is not None}
+                axis.plot(
+                    list(known), list(known.values()), **figures.look(one.optimizer, len(known)) | {"markevery": 1}
+                )
+                if name == "steps" and known and "fosi" not in one.optimizer:
+                    least = min(known)
+                    ideal = [known[least] * least / size for size in one.best if size >= least]
+                    axis.plot([size for size in one.best if size >= least], ideal, color="#BBBBBB", linewidth=0.8)
+            sizes = sorted({size for one in swept for size in one.best})
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(sizes, [str(size) for size in sizes])
+            axis.set_yscale("log")
+            axis.set_ylabel(f"{name} to the {words}")
+    for axis in axes[-1]:
         axis.set_xlabel("examples in a batch")
-        axis.set_ylabel(f"{name} to the target")
-    figures.legend(made, axes[0, 0], columns=3)
+    figures.legend(made, axes[0, 0], columns=4)
     made.suptitle(task.title)
     return made
 

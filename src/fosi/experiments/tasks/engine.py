@@ -11,9 +11,9 @@ from fosi.schedule import Schedule
 Run = Any
 """All that a training changes: parameters, the model's state, the optimizer's. Its form is the engine's own."""
 
-Curvature = Callable[[Any, Any, int], list[Any]]
-"""curvature(first, order, index) -> the examples of each batch that an estimate before step ``index`` of the round
-``order`` is made on; ``first`` is the order of the first round."""
+Curvature = Callable[[Any, Any, int, int], list[Any]]
+"""curvature(first, order, index, own) -> the examples of each batch that an estimate before step ``index`` of the round
+``order`` is made on; ``first`` is the order of the first round, ``own`` how many examples the task's own batch has."""
 
 
 def quarter(count: int) -> int:
@@ -33,26 +33,33 @@ def least_seconds(work: Callable[[], None]) -> float:
 
 
 CURVATURES: dict[str, Curvature] = {
-    "fixed": lambda first, order, index: [first[0]],
-    "current": lambda first, order, index: [order[index]],
-    "larger": lambda first, order, index: [first[:4].reshape(-1)],
-    "average": lambda first, order, index: [order[(index + ahead) % len(order)] for ahead in range(4)],
-    "part": lambda first, order, index: [first[0][: quarter(len(first[0]))]],
+    "fixed": lambda first, order, index, own: [first[0]],
+    "current": lambda first, order, index, own: [order[index]],
+    "larger": lambda first, order, index, own: [first[:4].reshape(-1)],
+    "average": lambda first, order, index, own: [order[(index + ahead) % len(order)] for ahead in range(4)],
+    "part": lambda first, order, index, own: [first[0][: quarter(len(first[0]))]],
+    "own": lambda first, order, index, own: [first[0][:own]],
 }
 """One batch for all estimates, as in the paper; the one about to be trained on; one for all of four times the size; the
 mean over the one about to be trained on and the three after it; a quarter of the first, or of all where every batch is
-all of the data (the problem's own ``part``)."""
+all of the data (the problem's own ``part``); as much of the first as the task's own batches have, so that in larger
+ones an estimate costs no more."""
 
 
-def curvature(name: str) -> Callable[[Any, Any, Any, int], list[Any]]:
-    """Returns what takes a problem, and what ``CURVATURES`` take, to the batches that an estimate is made on."""
+def curvature(name: str, own: int) -> Callable[[Any, Any, Any, int], list[Any]]:
+    """Returns what gives the batches that an estimate is made on, for a problem and a step of a round.
+
+    Args:
+      name: one of ``CURVATURES``.
+      own: how many examples the task's own batches have.
+    """
     if name not in CURVATURES:
         raise ValueError(f"curvature is {name!r}; give one of {', '.join(CURVATURES)}")
 
     def batches(problem: Any, first: Any, order: Any, index: int) -> list[Any]:
         if name == "part" and problem.part is not None:
             return [problem.part(problem.data)]
-        return [problem.batch(problem.data, indices) for indices in CURVATURES[name](first, order, index)]
+        return [problem.batch(problem.data, indices) for indices in CURVATURES[name](first, order, index, own)]
 
     return batches
 

@@ -50,7 +50,7 @@ class JaxEngine(OnDevice):
         inner = settings.second_of(name) == "newton-cg"
         self.looks = _LOOKS if inner and problem.batch is whole else 1
         super().__init__(problem, seed)
-        self._curvature = engine.curvature(curvature)
+        self._curvature = engine.curvature(curvature, task.batch_size)
         loss = self._operator(operator, name, task.l2)
         model = self._model_loss("optimizer", name, task.l2) if inner else None
         self.built = optimizers.build(name, task, loss, self.steps_a_round, rate_factor, model, **options)

@@ -13,13 +13,15 @@ from fosi.experiments.tasks import PAPER, TASKS, drawing, limits, markdown, repo
 from fosi.experiments.tasks.pinn import TASKS as PINNS
 from fosi.experiments.tasks.standings import ASIDE, PUBLISHED, Entry, Kind, Published
 from fosi.experiments.tasks.summary import VERSIONS
-from fosi.experiments.tasks.sweeps import Sweep
+from fosi.experiments.tasks.sweeps import Cell, Sweep
 
 NAME = "curvature.md"
 TITLE = "# Where curvature rules, measured"
 IN_BATCHES = (
-    "Steps to the best validation of the base alone in its largest batch, at the task's own rate, with the same seed; "
-    "medians over seeds. All have seen as many examples at their end."
+    "Steps to the best of the base alone in its largest batch at the best of its rates, the same seed against the "
+    "same; medians over seeds, in brackets seconds and what is set otherwise than for the task. In batches of each "
+    "size every optimizer is at the setting with the fewest steps, of those with as many seeds as any. All have seen "
+    "as many examples at their end."
 )
 MARKS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 """Losses to which seconds are given, where someone got so far."""
@@ -47,11 +49,14 @@ def write(where: Path) -> list[Path]:
     environments = [curve.environment for entry in found for curve in entry.runs.values()]
     for made in (made for made in TASKS.values() if made.resizes):
         curves = summary.retimed(summary.curves(where / made.name))
-        if swept := sweeps.sweeps(made, curves):
+        swept = {words: sweeps.sweeps(made, curves, goal) for goal, words in sweeps.GOALS.items()}
+        if all(swept.values()):
             environments += [curve.environment for curve in curves if curve.plan.batch_size is not None]
             written += figures.save(drawing.batches(made, swept), where / made.name / "batches")
-            parts += [f"## {made.title}, larger batches", in_batches(swept), IN_BATCHES]
-            parts += [f"![{made.name}](./{made.name}/batches.png)"]
+            parts += [f"## {made.title}, larger batches", IN_BATCHES]
+            for words, found_there in swept.items():
+                parts += [f"To a {words}:", in_batches(found_there)]
+            parts += [f"![{made.name}](./{made.name}/batches.png)", "Every setting:", every_batch(swept)]
     crowded, drawn_there = limits.section(where)
     parts, written = parts + crowded, written + drawn_there
     if not parts:
@@ -106,17 +111,35 @@ def section(task: str, kind: Kind, known: Sequence[Entry]) -> list[str]:
 
 
 def in_batches(swept: Sequence[Sweep]) -> str:
-    """A line an optimizer: steps to the target, and seconds, in batches of every size."""
-    sizes = sorted({size for one in swept for size in one.steps})
+    """A line an optimizer: steps to the target in batches of every size, with seconds and the setting."""
+    sizes = sorted({size for one in swept for size in one.best})
     rows = []
     for one in swept:
-        row = [one.optimizer, one.settings]
-        for size in sizes:
-            steps, seconds = one.steps.get(size), one.seconds.get(size)
-            said = "-" if size not in one.steps else markdown.NEVER if steps is None else f"{steps:g}"
-            row.append(said if seconds is None else f"{said} ({seconds:.3g} s)")
-        rows.append(row)
-    return markdown.table(["optimizer", "settings", *(f"batches of {size}" for size in sizes)], rows)
+        cells = [one.best.get(size) for size in sizes]
+        rows.append([one.optimizer, *("-" if cell is None else in_batch(cell) for cell in cells)])
+    return markdown.table(["optimizer", *(f"batches of {size}" for size in sizes)], rows)
+
+
+def in_batch(cell: Cell) -> str:
+    """Steps, seconds where they are known, and the setting where it is not the task's own."""
+    said = markdown.NEVER if cell.steps is None else f"{cell.steps:g}"
+    more = [*([] if cell.seconds is None else [f"{cell.seconds:.3g} s"]), *([cell.settings] if cell.settings else [])]
+    return f"{said} ({'; '.join(more)})" if more else said
+
+
+def every_batch(swept: Mapping[str, Sequence[Sweep]]) -> str:
+    """A line a setting and size: the best that it comes to, and steps to the target, of either goal."""
+    headings = ["optimizer", "batches of", "settings", "seeds"]
+    for words in swept:
+        headings += [f"best {words}", "steps to the target"]
+    rows: dict[tuple[str, int, str], list[str]] = {}
+    for goal in swept.values():
+        for one in goal:
+            for size, cells in one.tried.items():
+                for cell in cells:
+                    row = rows.setdefault((one.optimizer, size, cell.settings), [str(cell.seeds)])
+                    row += [markdown.number(cell.best), markdown.NEVER if cell.steps is None else f"{cell.steps:g}"]
+    return markdown.table(headings, [[name, str(size), words, *row] for (name, size, words), row in rows.items()])
 
 
 def ratio(entry: Entry, peer: Entry | None) -> str:

@@ -63,7 +63,7 @@ class TorchEngine:
         self.device = next(problem.model.parameters()).device
         self.first = self.order(0)
         self.steps_a_round = len(self.first)
-        self._curvature = engine.curvature(curvature)
+        self._curvature = engine.curvature(curvature, task.batch_size)
         self._settings = settings.settle(name, task, self.steps_a_round, rate_factor, options)
         self.rate = self._settings.rate
         optimizer = self.start().optimizer

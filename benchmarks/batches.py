@@ -1,0 +1,84 @@
+"""How far do steps keep falling as batches grow? Each optimizer at several rates in batches of several sizes.
+
+All see as many examples. FOSI's estimates come at the same examples in every size, on as many as the task's own batches
+have, so that they cost the same share of the work; its α is raised with the rate. Runs that are there are not made
+again; ``fosi report`` writes the tables of what is there::
+
+    python -m benchmarks.batches --tasks lm --sizes 256,1024 --rates 1,3,10 --out results
+    python -m benchmarks.batches --tasks ac --only adam,fosi-adam --rates 3 --seeds 1,2 --shared --out results
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.suite import make
+from fosi import presets
+from fosi.experiments.tasks import TASKS, settings
+from fosi.experiments.tasks.plan import Plan
+
+SIZES = {"lm": (32, 256, 1024), "ac": (256, 1024, 4096)}
+"""The task's own first."""
+OPTIMIZERS = ("heavy-ball", "fosi-heavy-ball", "adam", "fosi-adam")
+
+
+def plan(task: str, optimizer: str, size: int, rate: float, seed: int, rounds: int | None = None) -> Plan:
+    """One run.
+
+    Args:
+      task: its name.
+      optimizer: its name.
+      size: of the batches.
+      rate: multiplies the base's rate, and FOSI's α with it.
+      seed: of weights and batches.
+      rounds: fewer than as many examples as the task's own take, to time it.
+    """
+    own, given = TASKS[task].batch_size, presets.paper()
+    options = {}
+    if settings.with_fosi(optimizer):
+        if size != own:
+            options["refresh_every"] = max(1, round(given["refresh_every"] * own / size))
+        if rate != 1:
+            options["alpha"] = rate * given["alpha"]
+    curvature = "own" if options.get("refresh_every") else "fixed"  # which in the task's own batches are the same
+    return Plan(
+        task,
+        optimizer,
+        seed,
+        rate_factor=rate,
+        curvature=curvature,
+        batch_size=size,
+        rounds=rounds,
+        options=options,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parses, and makes the runs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("fosi-results"), help="folder for the results")
+    parser.add_argument("--tasks", default=",".join(SIZES), help="with commas between")
+    parser.add_argument("--sizes", default="", help="of batches, with commas between; else the task's own and larger")
+    parser.add_argument("--only", default=",".join(OPTIMIZERS), help="optimizers, with commas between")
+    parser.add_argument("--rates", default="1,3,10", help="times the optimizer's own, with commas between")
+    parser.add_argument("--seeds", default="0", help="with commas between")
+    parser.add_argument("--rounds", type=int, default=None, help="fewer than the task's, to time it")
+    parser.add_argument("--data-dir", type=Path, default=None, help="folder with the datasets")
+    parser.add_argument("--deadline", type=float, default=float("inf"), help="seconds after which no run is begun")
+    parser.add_argument("--shared", action="store_true", help="other work shares the device: only steps count")
+    args = parser.parse_args(argv)
+    wanted = [
+        plan(task, optimizer, size, rate, seed, args.rounds)
+        for task in args.tasks.split(",")
+        for size in ([int(x) for x in args.sizes.split(",")] if args.sizes else SIZES[task])
+        for rate in (float(x) for x in args.rates.split(","))
+        for optimizer in args.only.split(",")
+        for seed in (int(x) for x in args.seeds.split(","))
+    ]
+    make(wanted, args.out, args.data_dir, args.deadline, args.shared)
+
+
+if __name__ == "__main__":
+    main()
