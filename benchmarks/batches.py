@@ -15,12 +15,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.suite import make
-from fosi import presets
+from fosi import presets, schedule
 from fosi.experiments.tasks import TASKS, settings
 from fosi.experiments.tasks.plan import Plan
 
 SIZES = {"lm": (32, 256, 1024), "ac": (256, 1024, 4096)}
 """The task's own first."""
+PAPER = presets.paper()
+EVERY = schedule.refresh_interval(4 * PAPER["k"], PAPER["overhead"])
+"""Steps between two estimates in the task's own batches, of as many products as FOSI makes for so many pairs."""
 OPTIMIZERS = ("heavy-ball", "fosi-heavy-ball", "adam", "fosi-adam")
 
 
@@ -35,13 +38,13 @@ def plan(task: str, optimizer: str, size: int, rate: float, seed: int, rounds: i
       seed: of weights and batches.
       rounds: fewer than as many examples as the task's own take, to time it.
     """
-    own, given = TASKS[task].batch_size, presets.paper()
+    own = TASKS[task].batch_size
     options = {}
     if settings.with_fosi(optimizer):
         if size != own:
-            options["refresh_every"] = max(1, round(given["refresh_every"] * own / size))
+            options["refresh_every"] = max(1, round(EVERY * own / size))
         if rate != 1:
-            options["alpha"] = rate * given["alpha"]
+            options["alpha"] = rate * PAPER["alpha"]
     curvature = "own" if options.get("refresh_every") else "fixed"  # which in the task's own batches are the same
     return Plan(
         task,
