@@ -1,5 +1,7 @@
 """Larger batches: steps to a target that the base sets in its largest, by hand; and the report on them."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("flax")
@@ -95,5 +97,30 @@ def test_estimates_come_at_the_same_examples_and_cost_the_same_share_in_every_si
             assert made.options["refresh_every"] * size == pytest.approx(800 * own)
             assert made.curvature == "own" and made.options["alpha"] == pytest.approx(0.03)
             assert benchmark.plan(task, "adam", size, 3.0, 0).options == {}
+            kept = benchmark.plan(task, "fosi-adam", size, 3.0, 0, keep_alpha=True)
+            assert set(kept.options) == {"refresh_every"} and kept.rate_factor == 3.0
         # In the task's own batches it is the paper's run, under the name that it has there.
         assert benchmark.plan(task, "fosi-adam", own, 1.0, 2) == Plan(task, "fosi-adam", 2)
+
+
+def test_the_best_of_what_is_there_is_run_again_with_other_seeds(tmp_path, curves):
+    # One seed: Adam is best at 10 times its rate in batches of 1024 by either goal. FOSI comes nearest to its accuracy
+    # at its own rate there, and to its loss at 3 times that: both are run again.
+    curves = [curve for curve in curves if curve.plan.seed == 0]
+    losses = {"adam.rate-x10.batch-1024.seed-0": 0.5, "fosi-adam.rate-x3.batch-1024.refresh-every-200.seed-0": 0.5}
+    for i, curve in enumerate(curves):
+        points = tuple(point._replace(train_loss=losses.get(curve.plan.name, 1.0)) for point in curve.points)
+        curves[i] = replace(curve, points=points)
+    made = [plan.name for plan in benchmark.best("ac", curves, [3, 4])]
+    assert made == [
+        "adam.rate-x10.batch-1024.seed-3",
+        "adam.rate-x10.batch-1024.seed-4",
+        "adam.seed-3",
+        "adam.seed-4",
+        "fosi-adam.batch-1024.refresh-every-200.seed-3",
+        "fosi-adam.batch-1024.refresh-every-200.seed-4",
+        "fosi-adam.rate-x3.batch-1024.refresh-every-200.seed-3",
+        "fosi-adam.rate-x3.batch-1024.refresh-every-200.seed-4",
+        "fosi-adam.seed-3",
+        "fosi-adam.seed-4",
+    ]

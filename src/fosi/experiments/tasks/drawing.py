@@ -107,7 +107,7 @@ def batches(task: Task, found: Mapping[str, Sequence[Sweep]]) -> Figure:
             axis.set_xscale("log", base=2)
             axis.set_xticks(sizes, [str(size) for size in sizes])
             axis.set_yscale("log")
-            axis.set_ylabel(f"{name} to the {words}")
+            axis.set_ylabel(f"{name} to the base's {words}")
     for axis in axes[-1]:
         axis.set_xlabel("examples in a batch")
     figures.legend(made, axes[0, 0], columns=4)

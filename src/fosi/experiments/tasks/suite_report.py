@@ -21,7 +21,8 @@ IN_BATCHES = (
     "Steps to the best of the base alone in its largest batch at the best of its rates, the same seed against the "
     "same; medians over seeds, in brackets seconds and what is set otherwise than for the task. In batches of each "
     "size every optimizer is at the setting with the fewest steps, of those with as many seeds as any. All have seen "
-    "as many examples at their end."
+    "as many examples at their end. In the figure a thin line is of as many examples in every size as the base alone "
+    "has seen in its smallest batches."
 )
 MARKS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 """Losses to which seconds are given, where someone got so far."""
@@ -55,7 +56,7 @@ def write(where: Path) -> list[Path]:
             written += figures.save(drawing.batches(made, swept), where / made.name / "batches")
             parts += [f"## {made.title}, larger batches", IN_BATCHES]
             for words, found_there in swept.items():
-                parts += [f"To a {words}:", in_batches(found_there)]
+                parts += [f"To its best {words}:", in_batches(found_there)]
             parts += [f"![{made.name}](./{made.name}/batches.png)", "Every setting:", every_batch(swept)]
     crowded, drawn_there = limits.section(where)
     parts, written = parts + crowded, written + drawn_there
