@@ -4,6 +4,7 @@ One process, one run after another, so that each has the device alone, and progr
 Runs that are there are not made again; ``fosi report`` writes the tables of what is there::
 
     python -m benchmarks.suite --tasks wave,burgers --seconds 15 --out results
+    python -m benchmarks.suite --tasks wave --backend torch --ablation torch --seconds 60 --out results
     python -m benchmarks.suite --tasks wave --only adam-lbfgs,adam-fosi-lbfgs --seeds 0,1,2 --seconds 60 --out results
 """
 
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fosi.experiments.tasks import TASKS, runs, standings
-from fosi.experiments.tasks.jax_engine import JaxEngine
+from fosi.experiments.tasks.engine import Engine
 from fosi.experiments.tasks.plan import Plan
 
 AFTER = {"switch_at": 1000}
@@ -147,6 +148,12 @@ ABLATIONS = {
         ),
         Entry("soap-fosi-lbfgs", {"memory_size": 100, "switch_at": 50, **GAUSS_NEWTON}, curvature="part"),
     ),
+    "torch": (
+        Entry("adam"),
+        Entry("fosi-adam", curvature="part"),
+        *(Entry("adam-lbfgs", {**AFTER, **PAIRS, **x}) for x in ({}, {"code": "torch"}, {"scaling": "geometric"})),
+        Entry("adam-fosi-lbfgs", {**AFTER, **PAIRS}, curvature="part"),
+    ),
     "switch": tuple(
         entry
         for first in ("adam", "soap")
@@ -158,8 +165,8 @@ ABLATIONS = {
         )
     ),
 }
-"""By what FOSI is around; by what it and its peers make of ``deep-ae``; and by how long Adam or SOAP goes before, of
-which L-BFGS has the same choice."""
+"""By what FOSI is around; by what it and its peers make of ``deep-ae``; what of it there is in PyTorch too; and by how
+long Adam or SOAP goes before, of which L-BFGS has the same choice."""
 
 
 def plans(
@@ -168,6 +175,7 @@ def plans(
     seeds: Sequence[int],
     seconds: float,
     mode: str | None,
+    backend: str = "jax",
 ) -> list[Plan]:
     """The runs, those that differ in nothing but their seed one after another."""
     return [
@@ -175,6 +183,7 @@ def plans(
             task,
             entry.optimizer,
             seed,
+            backend=backend,
             rate_factor=entry.rate_factor,
             curvature=entry.curvature,
             mode=mode,
@@ -190,7 +199,7 @@ def plans(
 def make(wanted: Sequence[Plan], out: Path, data_dir: Path | None, deadline: float, shared: bool = False) -> None:
     """Makes the runs that are not there, until so many seconds have passed, and prints a line each."""
     begin = time.monotonic()
-    engine: tuple[Plan, JaxEngine] | None = None
+    engine: tuple[Plan, Engine] | None = None
     for plan in wanted:
         if runs.is_done(plan, out):
             continue
@@ -220,8 +229,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--ablation",
         choices=tuple(ABLATIONS),
-        help="around which base, on an autoencoder, or after how much of another",
+        help="around which base, on an autoencoder, of what is in PyTorch, or after how much of another",
     )
+    parser.add_argument("--backend", choices=("jax", "torch"), default="jax", help="with torch: --ablation torch")
     parser.add_argument("--seeds", default="0", help="with commas between")
     parser.add_argument("--seconds", type=float, default=15.0, help="that each run is given")
     parser.add_argument("--mode", default=None, help="of the tasks, such as quick")
@@ -233,7 +243,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if unknown := [name for name in only if name not in {entry.optimizer for entry in known_entries}]:
         parser.error(f"--only has {unknown[0]}; give of {', '.join(dict.fromkeys(e.optimizer for e in known_entries))}")
     entries = [entry for entry in known_entries if not only or entry.optimizer in only]
-    wanted = plans(args.tasks.split(","), entries, [int(x) for x in args.seeds.split(",")], args.seconds, args.mode)
+    wanted = plans(
+        args.tasks.split(","), entries, [int(x) for x in args.seeds.split(",")], args.seconds, args.mode, args.backend
+    )
     make(wanted, args.out, args.data_dir, args.deadline)
 
 

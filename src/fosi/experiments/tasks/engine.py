@@ -97,6 +97,9 @@ class Engine(Protocol):
     def device_name(self) -> str:
         """What it trains on."""
 
+    def take(self, problem: Any, seed: int) -> None:
+        """Goes over to the same task built with another seed: nothing that is compiled is compiled again."""
+
     def compile(self) -> None:
         """Compiles all that runs on the clock, and changes no run."""
 

@@ -84,8 +84,7 @@ def build(
     if name == "kfac":
         raise ValueError("optimizer is 'kfac', which is no transformation of gradients: train with a KfacEngine")
     if name in settings.SECONDS:
-        if rate_factor != 1:
-            raise ValueError(f"rate_factor is {rate_factor:g}, but {name} finds its rate by a line search: give 1")
+        settings.check_no_rate(name, rate_factor)
         return Built(name, 1.0, (_searching(name, task, loss, model, options),))
     if name in settings.RELAYS:
         return _relay(name, task, loss, steps_a_round, rate_factor, model, options)
@@ -108,21 +107,9 @@ def _relay(
     model: ModelLoss | None,
     options: dict[str, Any],
 ) -> Built:
-    second = settings.second_of(name)
-    assert second is not None
-    if "switch_at" not in options:
-        raise ValueError(f"{name} wants switch_at: after how many steps {second} goes on")
-    at = options.pop("switch_at")
-    if at < 1:
-        raise ValueError(f"switch_at is {at}; give 1 or more steps to the first optimizer")
-    its = {key: options.pop(key) for key in settings.SECONDS[second] if key in options}
-    opening = name.removesuffix(f"-{second}")
-    if settings.with_fosi(second):
-        both_have = settings.with_fosi(opening)  # the same settings, but for α, which is 1 where a search follows
-        its |= {key: value for key, value in options.items() if not (both_have and key == "alpha")}
-        options = options if both_have else {}
-    first = build(opening, task, loss, steps_a_round, rate_factor, **options)
-    goes_on = _searching(second, task, loss, model, its)._replace(since=at)
+    parts = settings.relay(name, options)
+    first = build(parts.first, task, loss, steps_a_round, rate_factor, **parts.given)
+    goes_on = _searching(parts.second, task, loss, model, parts.then)._replace(since=parts.at)
     return Built(name, first.rate, (*first.legs, goes_on))
 
 
@@ -140,6 +127,8 @@ def _searching(name: str, task: Task, loss: Any, model: ModelLoss | None, option
     # Not clipped: pairs of steps and clipped gradients say nothing of the curvature, nor does a model of the loss fit.
     memory = {"memory_size": task.lbfgs_memory}
     if name == "lbfgs":
+        if "code" in options:
+            raise ValueError(f"code is {options['code']!r}, of which there is a choice in PyTorch only")
         made = optax.lbfgs(**{**memory, **options}) if task.fosi is None else _fast_lbfgs(**{**memory, **options})
         return Leg(made, searches=True, remembers=True)
     if name == "fosi-lbfgs":

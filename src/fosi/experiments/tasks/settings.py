@@ -20,7 +20,7 @@ AROUND = ("muon", "soap")
 """Those of them that FOSI can be around too, in JAX; its target is then theirs."""
 SECONDS = {
     "fosi-lbfgs": ("memory_size",),
-    "lbfgs": ("memory_size", "scaling"),
+    "lbfgs": ("memory_size", "scaling", "code"),
     "newton-cg": ("damping", "max_cg", "tolerance", "warm_start", "damping_factor", "min_damping"),
 }
 """What can go on where another has arrived, with its settings: ``-lbfgs`` after the other's name. Their steps end when
@@ -71,13 +71,64 @@ def is_first_order(name: str) -> bool:
 
 
 def is_wrappable(name: str) -> bool:
-    """Whether it is a base, or FOSI around one: in every framework."""
+    """Whether it is a base, or FOSI around one."""
     return name.removeprefix("fosi-") in BASES
+
+
+def in_torch(name: str) -> bool:
+    """Whether it is there in PyTorch too: a base, L-BFGS, the one after the other, and FOSI around each of them."""
+    return all(part in (*BASES, "lbfgs", "fosi") for part in name.replace("heavy-ball", "gd").split("-"))
 
 
 def second_of(name: str) -> str | None:
     """What searches: the optimizer itself, or the one that goes on in a relay; None where nothing does."""
     return next((second for second in SECONDS if name == second or (name in RELAYS and name.endswith(second))), None)
+
+
+def check_no_rate(name: str, rate_factor: float) -> None:
+    """Raises where a rate is given to one of ``SECONDS``."""
+    if rate_factor != 1:
+        raise ValueError(f"rate_factor is {rate_factor:g}, but {name} finds its rate by a line search: give 1")
+
+
+class Relay(NamedTuple):
+    """One optimizer after another.
+
+    Attributes:
+      first: the name of the one.
+      second: that of the other, which searches.
+      at: how many steps are the first's.
+      given: the settings of the first.
+      then: those of the second.
+    """
+
+    first: str
+    second: str
+    at: int
+    given: dict[str, Any]
+    then: dict[str, Any]
+
+
+def relay(name: str, options: Mapping[str, Any]) -> Relay:
+    """Which of the options for one of ``RELAYS`` are whose.
+
+    Where FOSI is in both they have the same of it, but for α, which is 1 where a search follows.
+    """
+    second = second_of(name)
+    assert second is not None
+    if "switch_at" not in options:
+        raise ValueError(f"{name} wants switch_at: after how many steps {second} goes on")
+    at = options["switch_at"]
+    if not isinstance(at, int) or at < 1:
+        raise ValueError(f"switch_at is {at}; give 1 or more steps, a whole number, to the first optimizer")
+    first, its_own = name.removesuffix(f"-{second}"), ("switch_at", *SECONDS[second])
+    given = {key: value for key, value in options.items() if key not in its_own}
+    then = {key: options[key] for key in SECONDS[second] if key in options}
+    if with_fosi(second):
+        both = with_fosi(first)
+        then |= {key: value for key, value in given.items() if not (both and key == "alpha")}
+        given = given if both else {}
+    return Relay(first, second, at, given, then)
 
 
 def of_relay(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

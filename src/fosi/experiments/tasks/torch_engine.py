@@ -5,32 +5,37 @@ from __future__ import annotations
 import copy
 import functools
 import io
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
-from fosi.experiments.tasks import engine, settings
+from fosi.experiments.tasks import engine, torch_optimizers
 from fosi.experiments.tasks.engine import Estimate
-from fosi.experiments.tasks.settings import MOMENTUM, WEIGHT_DECAY
+from fosi.experiments.tasks.torch_optimizers import Leg
 from fosi.experiments.tasks.torch_problem import TorchProblem
-from fosi.torch import FOSI
+from fosi.schedule import Schedule
+from fosi.torch import FOSI, FosiLBFGS
 
 if TYPE_CHECKING:  # it brings JAX with it
     from fosi.experiments.tasks.task import Task
 
 
+CALL = 20
+"""Steps of a search in one call of L-BFGS, as many as torch's own takes: a call evaluates the loss once more."""
+
+
 class TorchRun(NamedTuple):
-    """A model and its optimizer, which steps write over."""
+    """A model and its optimizer, which steps write over, and how many steps have been taken."""
 
     model: nn.Module
     optimizer: optim.Optimizer
+    step: int = 0
 
 
 class TorchEngine:
-    """Trains one problem with a base of ``settings.BASES`` or FOSI around one; see ``Engine``."""
+    """Trains one problem with one of the optimizers that are ``settings.in_torch``; see ``Engine``."""
 
     backend = "torch"
     looks = 1
@@ -54,40 +59,56 @@ class TorchEngine:
           seed: of the order of the batches.
           rate_factor: multiplies the base's learning rate.
           curvature: what estimates are made on, one of ``engine.CURVATURES``.
-          **options: FOSI's settings in the place of the paper's.
+          **options: FOSI's settings in the place of the paper's, or the optimizer's own.
         """
-        settings.check(name)
-        if not settings.is_wrappable(name):
-            raise ValueError(f"optimizer is {name!r}, which is there only in JAX; in PyTorch give a base or fosi-BASE")
         self.problem, self.name, self.seed, self.clip = problem, name, seed, task.clip
         self.device = next(problem.model.parameters()).device
         self.first = self.order(0)
         self.steps_a_round = len(self.first)
         self._curvature = engine.curvature(curvature, task.batch_size)
-        self._settings = settings.settle(name, task, self.steps_a_round, rate_factor, options)
-        self.rate = self._settings.rate
-        optimizer = self.start().optimizer
-        self.schedule = optimizer.schedule if isinstance(optimizer, FOSI) else None
+        full_batch = problem.part is not None
+        self._legs = torch_optimizers.build(name, task, self.steps_a_round, full_batch, rate_factor, options)
+        self.rate = self._legs[0].rate
+        self._schedules = [self._schedule(leg) for leg in self._legs]
+        self.schedule = next((schedule for schedule in self._schedules if schedule is not None), None)
+
+    def take(self, problem: TorchProblem, seed: int) -> None:
+        """Goes over to the same task built with another seed."""
+        self.problem, self.seed = problem, seed
+        self.first = self.order(0)
 
     def compile(self) -> None:
         """Goes once through all that runs on the clock, on copies: libraries load, and choose what they call."""
-        run = self.start()
-        if self.schedule is not None:
-            run = self.refresh(run, self.first, 0)
-        run, _ = self.advance(run, self.first, 0, min(2, self.steps_a_round))
+        for leg, schedule in zip(self._legs, self._schedules, strict=True):
+            run = self._at(leg.since)
+            if schedule is not None:
+                run = self.refresh(run, self.first, 0)
+            run, _ = self.advance(run, self.first, 0, min(2, self.steps_a_round))
         self.validate(run)
 
     def due(self, step: int) -> bool:
         """Whether an estimate precedes this step."""
-        return self.schedule is not None and bool(self.schedule.due(step))
+        index = self._leg(step)
+        schedule = self._schedules[index]
+        return schedule is not None and bool(schedule.due(step - self._legs[index].since))
 
     def start(self) -> TorchRun:
         """The run before its first step."""
+        return self._at(0)
+
+    def _at(self, step: int) -> TorchRun:
+        """A run of the form that one has after so many steps."""
         # Moved to where it is: a copy has an LSTM's weights scattered, and cuDNN wants them in one piece.
         model = copy.deepcopy(self.problem.model).to(self.device)
-        base = _base(self._settings.base, _trained(model), self.rate)
-        # FOSI reads the base's momentum, and the closed form of its best rate, off the base.
-        return TorchRun(model, base if self._settings.fosi is None else FOSI(base, model, **self._settings.fosi))
+        return TorchRun(model, self._legs[self._leg(step)].make(_trained(model), model), step)
+
+    def _schedule(self, leg: Leg) -> Schedule | None:
+        optimizer = self._at(leg.since).optimizer
+        return optimizer.schedule if leg.estimates and isinstance(optimizer, FOSI | FosiLBFGS) else None
+
+    def _leg(self, step: int) -> int:
+        """Which of the optimizers takes this step."""
+        return sum(leg.since <= step for leg in self._legs) - 1
 
     def order(self, index: int) -> Tensor:
         """The batches of a round."""
@@ -99,21 +120,56 @@ class TorchEngine:
     def advance(self, run: TorchRun, order: Tensor, start: int, stop: int) -> tuple[TorchRun, float]:
         """Takes the steps of the round from ``start`` up to ``stop``; the sum of their losses."""
         total = torch.zeros((), device=self.device)
+        while start < stop:
+            index = self._leg(run.step)
+            later = [leg.since for leg in self._legs[index + 1 :]]
+            end = min([stop, *(start + since - run.step for since in later)])
+            searches = self._legs[index].searches
+            total += self._searches(run, order[start], end - start) if searches else self._steps(run, order[start:end])
+            run = run._replace(step=run.step + end - start)
+            if run.step in later:
+                run = run._replace(optimizer=self._legs[index + 1].make(_trained(run.model), run.model))
+            start = end
+        self._wait()
+        return run, float(total)
+
+    def _steps(self, run: TorchRun, order: Tensor) -> Tensor:
+        total = torch.zeros((), device=self.device)
         params = _trained(run.model)
-        for index in range(start, stop):
+        for indices in order:
             run.optimizer.zero_grad()
-            loss = self.problem.loss(run.model, self.problem.batch(self.problem.data, order[index]))
+            loss = self.problem.loss(run.model, self.problem.batch(self.problem.data, indices))
             loss.backward()
             if self.clip is not None:
                 nn.utils.clip_grad_value_(params, self.clip)
             run.optimizer.step()
             total += loss.detach()
-        self._wait()
-        return run, float(total)
+        return total
+
+    def _searches(self, run: TorchRun, indices: Tensor, steps: int) -> Tensor:
+        """Takes so many steps of a search on all data; each counts the loss at the beginning of its call.
+
+        A call that ends before, where nothing lower is found, counts as all of its steps.
+        """
+        total = torch.zeros((), device=self.device)
+        batch = self.problem.batch(self.problem.data, indices)
+
+        def closure() -> Tensor:
+            run.optimizer.zero_grad()
+            loss = self.problem.loss(run.model, batch)
+            loss.backward()
+            return loss
+
+        for begun in range(0, steps, CALL):
+            count = min(CALL, steps - begun)
+            run.optimizer.param_groups[0]["max_iter"] = count
+            before: Any = run.optimizer.step(closure)  # type: ignore[arg-type]  # a tensor, as torch's own want it
+            total += count * before.detach()
+        return total
 
     def refresh(self, run: TorchRun, order: Tensor, index: int) -> TorchRun:
         """Estimates anew before step ``index`` of the round."""
-        assert isinstance(run.optimizer, FOSI)
+        assert isinstance(run.optimizer, FOSI | FosiLBFGS)
         batches = self._curvature(self.problem, self.first, order, index)
         losses = [functools.partial(self.problem.loss, run.model, batch) for batch in batches]
         run.optimizer.refresh(losses[0] if len(losses) == 1 else losses)
@@ -126,10 +182,10 @@ class TorchEngine:
 
     def estimate(self, run: TorchRun) -> Estimate:
         """What FOSI works with."""
-        if not isinstance(run.optimizer, FOSI) or run.optimizer.spectrum is None:
+        if not isinstance(run.optimizer, FOSI | FosiLBFGS) or (found := run.optimizer.spectrum) is None:
             return Estimate()
-        found = run.optimizer.spectrum
-        return Estimate(run.optimizer.lr_scale, tuple(found.eigenvalues[found.accepted].tolist()))
+        scale = run.optimizer.lr_scale if isinstance(run.optimizer, FOSI) else 1.0
+        return Estimate(scale, tuple(found.eigenvalues[found.accepted].tolist()))
 
     def solution(self, run: TorchRun) -> None:
         """Nothing to draw: figures are made of what was found in JAX."""
@@ -160,14 +216,17 @@ class TorchEngine:
         """The model's and the optimizer's state as ``torch.save`` writes them."""
         stream = io.BytesIO()
         model, optimizer = run.model.state_dict(), run.optimizer.state_dict()
-        torch.save({"name": self.name, "model": model, "optimizer": optimizer}, stream)
+        kind = type(run.optimizer).__name__
+        torch.save({"name": self.name, "kind": kind, "model": model, "optimizer": optimizer, "step": run.step}, stream)
         return stream.getvalue()
 
     def load(self, raw: bytes) -> TorchRun:
         """The run of such bytes."""
         found = torch.load(io.BytesIO(raw), map_location=self.device, weights_only=True)
-        run = self.start()
-        if found["name"] != self.name or _shapes(found["model"]) != _shapes(run.model.state_dict()):
+        run = self._at(found.get("step", 0))  # there was none in those of before
+        kind = type(run.optimizer).__name__  # the leg's, which differs with switch_at
+        alike = (found["name"], found.get("kind", kind)) == (self.name, kind)
+        if not alike or _shapes(found["model"]) != _shapes(run.model.state_dict()):
             raise ValueError("the checkpoint is of another model or another optimizer")
         run.model.load_state_dict(found["model"])
         run.optimizer.load_state_dict(found["optimizer"])
@@ -184,14 +243,3 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
 
 def _shapes(state: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in state.items()}
-
-
-def _base(base: str, params: list[nn.Parameter], rate: float) -> optim.Optimizer:
-    make: dict[str, Callable[[], optim.Optimizer]] = {
-        "gd": lambda: optim.SGD(params, rate),
-        "heavy-ball": lambda: optim.SGD(params, rate, momentum=MOMENTUM),
-        "nesterov": lambda: optim.SGD(params, rate, momentum=MOMENTUM, nesterov=True),
-        "adam": lambda: optim.Adam(params, rate),
-        "adamw": lambda: optim.AdamW(params, rate, weight_decay=WEIGHT_DECAY),
-    }
-    return make[base]()
