@@ -181,6 +181,33 @@ def test_a_section_says_who_is_first_and_how_soon_fosi_is_there(tmp_path):
     assert suite_report.write(tmp_path) == []
 
 
+def test_losses_are_shown_with_as_many_digits_as_tell_them_apart(tmp_path):
+    assert suite_report.digits([0.2, 0.1, None]) == 3 and suite_report.digits([0.2, 0.1], 2) == 2
+    assert suite_report.digits([0.19977, 0.19989]) == 4 and suite_report.digits([0.199771, 0.199772, 0.199771]) == 6
+    assert suite_report.digits([1.0000001, 1.0000002]) == 6 and suite_report.digits([]) == 3
+    curves = [run(tmp_path, name, [0.3, loss]) for name, loss in (("adam", 0.19989), ("soap", 0.19977))]
+    ((kind, known),) = standings.kinds(curves).items()
+    _, said, table = suite_report.section("wave", kind, known)
+    assert said.startswith("The best peer is soap, loss 0.1998.")
+    assert table.splitlines()[0].startswith("| optimizer | settings | training loss | error |")
+    assert [line.split(" | ")[2] for line in table.splitlines()[2:]] == ["0.1998", "0.1999"]
+
+
+def test_where_kfac_is_first_the_best_of_the_others_is_a_target_too(tmp_path):
+    curves = [
+        run(tmp_path, "kfac", [4.0, 2.0, 0.5]),
+        run(tmp_path, "lbfgs", [4.0, 2.0, 1.0]),
+        run(tmp_path, "newton-cg", [4.0, 0.9, 0.9]),
+        run(tmp_path, "fosi-lbfgs", [2.0, 1.0, 0.5], pace=0.5),
+    ]
+    ((kind, known),) = standings.kinds(curves).items()
+    (_, said, _) = suite_report.section("deep-ae", kind, known)
+    assert said == (
+        "The best peer is kfac, loss 0.5. Seconds to it, of its own: fosi-lbfgs 0.50. "
+        "The best first-order or quasi-Newton peer is lbfgs, loss 1. Seconds to it, of its own: fosi-lbfgs 0.33."
+    )
+
+
 def test_seeds_are_drawn_over_the_same_seconds(tmp_path):
     """A run that is faster has more rounds in the same time; both count until the first of them ends."""
     curves = [

@@ -24,6 +24,9 @@ IN_BATCHES = (
     "as many examples at their end. In the figure a thin line is of as many examples in every size as the base alone "
     "has seen in its smallest batches."
 )
+CURVATURE = ("kfac", "newton-cg")
+"""Peers that are neither first-order nor quasi-Newton: by how much FOSI is sooner than the best of the others is said
+too."""
 MARKS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 """Losses to which seconds are given, where someone got so far."""
 
@@ -94,8 +97,10 @@ def section(task: str, kind: Kind, known: Sequence[Entry]) -> list[str]:
     published = {} if kind.tiny or kind.mode else PUBLISHED.get(task, {})
     if peer is not None:
         ours = [entry for name, entry in best.items() if settings.with_fosi(name)]
-        said = "; ".join(f"{entry.optimizer} {ratio(entry, peer)}" for entry in ours)
-        words = f"The best peer is {peer.optimizer}, loss {peer.loss:.2g}. Seconds to it, of its own: {said or '-'}."
+        words = against("peer", peer, ours, known)
+        first = standings.best_peer(known, CURVATURE)
+        if first is not None and first != peer:
+            words += f" {against('first-order or quasi-Newton peer', first, ours, known)}"
         if control := standings.best_control(known):
             said = "; ".join(f"{entry.optimizer} {ratio(entry, control)}" for entry in ours)
             words += (
@@ -109,6 +114,20 @@ def section(task: str, kind: Kind, known: Sequence[Entry]) -> list[str]:
         every = sorted(known, key=lambda entry: (entry.optimizer, entry.loss or float("inf")))
         parts += ["Every setting:", table(task, every, peer)]
     return parts
+
+
+def against(what: str, peer: Entry, ours: Sequence[Entry], known: Sequence[Entry]) -> str:
+    """How soon FOSI has the lowest loss of a peer."""
+    said = "; ".join(f"{entry.optimizer} {ratio(entry, peer)}" for entry in ours)
+    loss = markdown.number(peer.loss, digits([entry.loss for entry in known], 2))
+    return f"The best {what} is {peer.optimizer}, loss {loss}. Seconds to it, of its own: {said or '-'}."
+
+
+def digits(values: Sequence[float | None], least: int = 3) -> int:
+    """As many digits as tell these values apart, six at the most."""
+    known = {value for value in values if value is not None}
+    enough = (count for count in range(least, 6) if len({f"{value:.{count}g}" for value in known}) == len(known))
+    return next(enough, 6)
 
 
 def in_batches(swept: Sequence[Sweep]) -> str:
@@ -151,7 +170,9 @@ def ratio(entry: Entry, peer: Entry | None) -> str:
 def table(task: str, shown: Sequence[Entry], peer: Entry | None, published: Published | None = None) -> str:
     """A line a setting, with others' loss and error beside it where they are given."""
     marks = [loss for loss in MARKS if any(entry.seconds_to(loss) is not None for entry in shown)]
-    headings = ["optimizer", "settings", "loss", TASKS[task].metric, "seconds", "ratio to the best peer"]
+    metric, precision = TASKS[task].metric, digits([entry.loss for entry in shown])
+    headings = ["optimizer", "settings", "training loss", "validation loss" if metric == "loss" else metric]
+    headings += ["seconds", "ratio to the best peer"]
     headings += [f"s to {loss:.0e}" for loss in marks]
     headings += [*(["published loss, error"] if published else []), "seeds"]
     lines = []
@@ -159,7 +180,8 @@ def table(task: str, shown: Sequence[Entry], peer: Entry | None, published: Publ
         line = [
             entry.name,
             entry.settings,
-            *(markdown.number(x) for x in (entry.loss, entry.metric, entry.seconds)),
+            markdown.number(entry.loss, precision),
+            *(markdown.number(x) for x in (entry.metric, entry.seconds)),
         ]
         line.append(ratio(entry, peer))
         line += [markdown.number(entry.seconds_to(loss)) for loss in marks]
