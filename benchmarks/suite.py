@@ -4,7 +4,7 @@ One process, one run after another, so that each has the device alone, and progr
 Runs that are there are not made again; ``fosi report`` writes the tables of what is there::
 
     python -m benchmarks.suite --tasks wave,burgers --seconds 15 --out results
-    python -m benchmarks.suite --tasks wave --backend torch --ablation torch --seconds 60 --out results
+    python -m benchmarks.suite --tasks wave --ablation torch --seconds 30 --out results
     python -m benchmarks.suite --tasks wave --only adam-lbfgs,adam-fosi-lbfgs --seeds 0,1,2 --seconds 60 --out results
 """
 
@@ -231,7 +231,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         choices=tuple(ABLATIONS),
         help="around which base, on an autoencoder, of what is in PyTorch, or after how much of another",
     )
-    parser.add_argument("--backend", choices=("jax", "torch"), default="jax", help="with torch: --ablation torch")
     parser.add_argument("--seeds", default="0", help="with commas between")
     parser.add_argument("--seconds", type=float, default=15.0, help="that each run is given")
     parser.add_argument("--mode", default=None, help="of the tasks, such as quick")
@@ -243,9 +242,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if unknown := [name for name in only if name not in {entry.optimizer for entry in known_entries}]:
         parser.error(f"--only has {unknown[0]}; give of {', '.join(dict.fromkeys(e.optimizer for e in known_entries))}")
     entries = [entry for entry in known_entries if not only or entry.optimizer in only]
-    wanted = plans(
-        args.tasks.split(","), entries, [int(x) for x in args.seeds.split(",")], args.seconds, args.mode, args.backend
-    )
+    seeds, backend = [int(x) for x in args.seeds.split(",")], "torch" if args.ablation == "torch" else "jax"
+    wanted = plans(args.tasks.split(","), entries, seeds, args.seconds, args.mode, backend)
     make(wanted, args.out, args.data_dir, args.deadline)
 
 

@@ -126,7 +126,7 @@ def test_a_control_sets_no_target_and_stands_beside_the_ratio(tmp_path):
     said = suite_report.section("wave", kind, known)[1]
     assert said == (
         "The best peer is lbfgs, loss 2. Seconds to it, of its own: fosi-lbfgs 0.33. The control is lbfgs with the "
-        "scaling that FOSI has and no estimates, loss 1, 0.67 to the peer's; seconds to the control's, of its own: "
+        "scaling that FOSI has and no estimates, loss 1, 0.67 to that of lbfgs; seconds to the control's, of its own: "
         "fosi-lbfgs 0.67."
     )
 
@@ -185,6 +185,7 @@ def test_losses_are_shown_with_as_many_digits_as_tell_them_apart(tmp_path):
     assert suite_report.digits([0.2, 0.1, None]) == 3 and suite_report.digits([0.2, 0.1], 2) == 2
     assert suite_report.digits([0.19977, 0.19989]) == 4 and suite_report.digits([0.199771, 0.199772, 0.199771]) == 6
     assert suite_report.digits([1.0000001, 1.0000002]) == 6 and suite_report.digits([]) == 3
+    assert suite_report.digits([1e-5, 0.2000001, 0.2000002]) == 3  # that two stuck ones agree is of no interest
     curves = [run(tmp_path, name, [0.3, loss]) for name, loss in (("adam", 0.19989), ("soap", 0.19977))]
     ((kind, known),) = standings.kinds(curves).items()
     _, said, table = suite_report.section("wave", kind, known)
@@ -206,6 +207,21 @@ def test_where_kfac_is_first_the_best_of_the_others_is_a_target_too(tmp_path):
         "The best peer is kfac, loss 0.5. Seconds to it, of its own: fosi-lbfgs 0.50. "
         "The best first-order or quasi-Newton peer is lbfgs, loss 1. Seconds to it, of its own: fosi-lbfgs 0.33."
     )
+
+
+def test_the_names_of_seconds_do_not_touch_and_the_title_says_which_runs(tmp_path):
+    for pace, wanted in ((1.0, ["2", "5"]), (1000.0, [])):
+        curves = [run(tmp_path, "adam", [1.0] * 12), run(tmp_path, "soap", [1.0] * 3, pace=pace)]
+        made = drawing.standings(curves[0].plan.of, standings.entries(curves), "quick, 20 s")
+        made.draw_without_rendering()
+        axis = made.axes[0]
+        assert made.get_suptitle() == "PINN: u_tt = 4 u_xx, quick, 20 s"
+        assert not any(label.get_text() for label in axis.xaxis.get_minorticklabels())
+        shown = [label for label in axis.get_xticklabels() if 0 <= axis.transAxes.inverted().transform(
+            label.get_window_extent().get_points()).mean(0)[0] <= 1]  # fmt: skip
+        boxes = [label.get_window_extent() for label in shown]
+        assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
+        assert {*wanted} <= {label.get_text() for label in shown}
 
 
 def test_seeds_are_drawn_over_the_same_seconds(tmp_path):

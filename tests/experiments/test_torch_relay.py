@@ -146,7 +146,7 @@ def test_run_goes_on_from_its_bytes(name, at, rounds):
     assert losses(again) == losses(whole) and again.refreshes == whole.refreshes
     assert [p.eigenvalues for p in again.curve] == [p.eigenvalues for p in whole.curve]
     assert torch.equal(flat(again.run), flat(whole.run)) and again.run.step == whole.run.step == 25
-    sooner_or_later = wave(name, **{**given, "switch_at": 1 if 5 * rounds < at else 5 * rounds + 1})
+    sooner_or_later = wave(name, **{**given, "switch_at": 1 if 5 * rounds < at else at - 1})
     for other in (wave("adam"), wave("fosi-adam-fosi-lbfgs", switch_at=at), sooner_or_later):
         with pytest.raises(ValueError, match="of another model or another optimizer"):
             other.load(raw)

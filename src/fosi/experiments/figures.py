@@ -10,6 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 from matplotlib.transforms import Bbox
 
 COLOURS = {
@@ -89,6 +90,16 @@ def look(optimizer: str, points: int = 0) -> dict[str, Any]:
             "markerfacecolor": colour if with_fosi else "white",
         }
     return style
+
+
+def log_seconds(axis: Axes) -> None:
+    """Makes the seconds logarithmic; over few decades with ticks at 1, 2 and 5 of each, whose names do not touch."""
+    axis.set_xscale("log")
+    least, most = axis.get_xlim()
+    if most < 100 * least:
+        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
 
 
 def legend(made: Figure, axes: Axes, columns: int = 6) -> None:

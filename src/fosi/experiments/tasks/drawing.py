@@ -56,8 +56,14 @@ def learning_curves(task: Task, runs: Mapping[str, Seeds], control: str = "", wh
     return made
 
 
-def standings(task: Task, shown: Sequence[Entry]) -> Figure:
-    """Loss and metric over seconds, both logarithmic, an optimizer each at its best setting: the median over seeds."""
+def standings(task: Task, shown: Sequence[Entry], kind: str = "") -> Figure:
+    """Loss and metric over seconds, both logarithmic, an optimizer each at its best setting: the median over seeds.
+
+    Args:
+      task: which.
+      shown: the optimizers.
+      kind: of the runs, in words, for the title.
+    """
     made, axes = figures.figure(1, 2, width=10, height=4.2, sharex=True)
     for entry in shown:
         timed = [curve for curve in entry.runs.values() if math.isfinite(curve.points[-1].seconds)]
@@ -70,13 +76,13 @@ def standings(task: Task, shown: Sequence[Entry]) -> Figure:
             middle, low, high = _band([_at(seconds, curve, name) for curve in timed])
             axis.plot(seconds, middle, **look)
             axis.fill_between(seconds, low, high, color=look["color"], alpha=0.12, linewidth=0)
-    for axis, name in zip(axes, ("training loss", task.metric), strict=True):
-        axis.set_xscale("log")
+    for axis, name in zip(axes, ("training loss", task.measured), strict=True):
+        figures.log_seconds(axis)
         axis.set_yscale("linear" if name == "accuracy" else "log")
         axis.set_xlabel("seconds on the clock")
         axis.set_ylabel(name)
     figures.legend(made, axes[0], columns=4)
-    made.suptitle(task.title)
+    made.suptitle(_title(task, kind))
     return made
 
 
@@ -115,12 +121,13 @@ def batches(task: Task, found: Mapping[str, Sequence[Sweep]]) -> Figure:
     return made
 
 
-def solutions(task: Task, found: Mapping[str, Mapping[str, Any]]) -> Figure:
+def solutions(task: Task, found: Mapping[str, Mapping[str, Any]], kind: str = "") -> Figure:
     """The exact solution and what each optimizer has found, over place and time; below, how far off that is.
 
     Args:
       task: an equation.
       found: by optimizer: ``x``, ``t``, ``exact`` and ``found`` on one grid.
+      kind: of the runs, in words, for the title.
     """
     made, axes = figures.figure(2, 1 + len(found), width=3.1 * (1 + len(found)), height=5, sharex=True, sharey=True)
     first = next(iter(found.values()))
@@ -133,6 +140,7 @@ def solutions(task: Task, found: Mapping[str, Mapping[str, Any]]) -> Figure:
         upper = axis.pcolormesh(t, x, field, shading="nearest", rasterized=True, **kinds[0])
         axis.set_title(name)
     for axis, off in zip(axes[1, 1:], offs.values(), strict=True):
+        axis.set_title(f"off by {np.linalg.norm(off) / np.linalg.norm(exact):.2g}")
         lower = axis.pcolormesh(t, x, off, shading="nearest", rasterized=True, **kinds[1])
         axis.set_xlabel("t")
     axes[1, 0].set_axis_off()
@@ -144,7 +152,7 @@ def solutions(task: Task, found: Mapping[str, Mapping[str, Any]]) -> Figure:
     axes[1, 1].set_ylabel("x")
     made.colorbar(upper, ax=list(axes[0]), label="u")
     made.colorbar(lower, ax=list(axes[1]), label="|error|")
-    made.suptitle(task.title)
+    made.suptitle(_title(task, kind))
     return made
 
 
@@ -263,3 +271,7 @@ def predicted(
     figures.legend(made, axis)
     figures.name_points(axis, labels, apart, measured)
     return made
+
+
+def _title(task: Task, kind: str) -> str:
+    return f"{task.title}, {kind}" if kind else task.title

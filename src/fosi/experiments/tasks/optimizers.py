@@ -128,7 +128,7 @@ def _searching(name: str, task: Task, loss: Any, model: ModelLoss | None, option
     memory = {"memory_size": task.lbfgs_memory}
     if name == "lbfgs":
         if "code" in options:
-            raise ValueError(f"code is {options['code']!r}, of which there is a choice in PyTorch only")
+            raise ValueError(f"code is {options['code']!r}, of which there is a choice in PyTorch only: leave it out")
         made = optax.lbfgs(**{**memory, **options}) if task.fosi is None else _fast_lbfgs(**{**memory, **options})
         return Leg(made, searches=True, remembers=True)
     if name == "fosi-lbfgs":

@@ -76,8 +76,8 @@ def is_wrappable(name: str) -> bool:
 
 
 def in_torch(name: str) -> bool:
-    """Whether it is there in PyTorch too: a base, L-BFGS, the one after the other, and FOSI around each of them."""
-    return all(part in (*BASES, "lbfgs", "fosi") for part in name.replace("heavy-ball", "gd").split("-"))
+    """Whether it is there in PyTorch too: a base, L-BFGS, L-BFGS after Adam, and FOSI around each of them."""
+    return without_fosi(name).removesuffix("-lbfgs") in (*BASES, "lbfgs")
 
 
 def second_of(name: str) -> str | None:

@@ -41,10 +41,12 @@ def write(where: Path) -> list[Path]:
             found += known
             shown = list(standings.tuned(known).values())
             end, peer = kind.ending, standings.best_peer(known, aside(task))
-            written += figures.save(drawing.standings(TASKS[task], shown), where / task / f"standings{end}")
+            written += figures.save(drawing.standings(TASKS[task], shown, kind.words), where / task / f"standings{end}")
             drawn = solutions(where / task, shown, peer)
             if drawn:
-                written += figures.save(drawing.solutions(TASKS[task], drawn), where / task / f"solutions{end}")
+                written += figures.save(
+                    drawing.solutions(TASKS[task], drawn, kind.words), where / task / f"solutions{end}"
+                )
             parts += section(task, kind, known)
             parts += [f"![{task}](./{task}/standings{end}.png)"]
             parts += [f"![{task}, solutions](./{task}/solutions{end}.png)"] if drawn else []
@@ -97,15 +99,17 @@ def section(task: str, kind: Kind, known: Sequence[Entry]) -> list[str]:
     published = {} if kind.tiny or kind.mode else PUBLISHED.get(task, {})
     if peer is not None:
         ours = [entry for name, entry in best.items() if settings.with_fosi(name)]
-        words = against("peer", peer, ours, known)
-        first = standings.best_peer(known, CURVATURE)
-        if first is not None and first != peer:
-            words += f" {against('first-order or quasi-Newton peer', first, ours, known)}"
+        precision = digits([entry.loss for entry in best.values()], 2)
+        words = against("peer", peer, ours, precision)
+        first = standings.best_peer(known, CURVATURE) or peer
+        if first != peer:
+            words += f" {against('first-order or quasi-Newton peer', first, ours, precision)}"
         if control := standings.best_control(known):
             said = "; ".join(f"{entry.optimizer} {ratio(entry, control)}" for entry in ours)
             words += (
                 f" The control is {control.optimizer} with the scaling that FOSI has and no estimates, loss "
-                f"{control.loss:.2g}, {ratio(control, peer)} to the peer's; seconds to the control's, of its own: "
+                f"{markdown.number(control.loss, precision)}, {ratio(control, first)} to that of {first.optimizer}; "
+                "seconds to the control's, of its own: "
                 f"{said}."
             )
         parts.append(words)
@@ -116,16 +120,17 @@ def section(task: str, kind: Kind, known: Sequence[Entry]) -> list[str]:
     return parts
 
 
-def against(what: str, peer: Entry, ours: Sequence[Entry], known: Sequence[Entry]) -> str:
+def against(what: str, peer: Entry, ours: Sequence[Entry], precision: int) -> str:
     """How soon FOSI has the lowest loss of a peer."""
     said = "; ".join(f"{entry.optimizer} {ratio(entry, peer)}" for entry in ours)
-    loss = markdown.number(peer.loss, digits([entry.loss for entry in known], 2))
+    loss = markdown.number(peer.loss, precision)
     return f"The best {what} is {peer.optimizer}, loss {loss}. Seconds to it, of its own: {said or '-'}."
 
 
 def digits(values: Sequence[float | None], least: int = 3) -> int:
-    """As many digits as tell these values apart, six at the most."""
-    known = {value for value in values if value is not None}
+    """As many digits as tell those apart that are within 1% of the lowest, six at the most."""
+    given = {value for value in values if value is not None}
+    known = {value for value in given if value <= 1.01 * min(given)}
     enough = (count for count in range(least, 6) if len({f"{value:.{count}g}" for value in known}) == len(known))
     return next(enough, 6)
 
@@ -170,8 +175,8 @@ def ratio(entry: Entry, peer: Entry | None) -> str:
 def table(task: str, shown: Sequence[Entry], peer: Entry | None, published: Published | None = None) -> str:
     """A line a setting, with others' loss and error beside it where they are given."""
     marks = [loss for loss in MARKS if any(entry.seconds_to(loss) is not None for entry in shown)]
-    metric, precision = TASKS[task].metric, digits([entry.loss for entry in shown])
-    headings = ["optimizer", "settings", "training loss", "validation loss" if metric == "loss" else metric]
+    precision = digits([entry.loss for entry in shown])
+    headings = ["optimizer", "settings", "training loss", TASKS[task].measured]
     headings += ["seconds", "ratio to the best peer"]
     headings += [f"s to {loss:.0e}" for loss in marks]
     headings += [*(["published loss, error"] if published else []), "seeds"]

@@ -128,6 +128,11 @@ class Task:
         """+1 where a higher metric is better, −1 where a lower one is."""
         return 1 if self.metric == "accuracy" else -1
 
+    @property
+    def measured(self) -> str:
+        """The metric in words that tell it from the training loss."""
+        return "validation loss" if self.metric == "loss" else self.metric
+
     def rounds_in(self, batch_size: int | None) -> int:
         """How many rounds see as many examples as the task's own do, in batches of that size; None for its own.
 

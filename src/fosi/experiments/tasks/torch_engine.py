@@ -66,7 +66,7 @@ class TorchEngine:
         self.first = self.order(0)
         self.steps_a_round = len(self.first)
         self._curvature = engine.curvature(curvature, task.batch_size)
-        full_batch = problem.part is not None
+        full_batch = problem.part is not None  # only where every batch is all data is there a part of it to choose
         self._legs = torch_optimizers.build(name, task, self.steps_a_round, full_batch, rate_factor, options)
         self.rate = self._legs[0].rate
         self._schedules = [self._schedule(leg) for leg in self._legs]
@@ -216,21 +216,31 @@ class TorchEngine:
         """The model's and the optimizer's state as ``torch.save`` writes them."""
         stream = io.BytesIO()
         model, optimizer = run.model.state_dict(), run.optimizer.state_dict()
-        kind = type(run.optimizer).__name__
-        torch.save({"name": self.name, "kind": kind, "model": model, "optimizer": optimizer, "step": run.step}, stream)
+        found = {
+            "name": self.name,
+            "leg": self._leg_name(run),
+            "step": run.step,
+            "model": model,
+            "optimizer": optimizer,
+        }
+        torch.save(found, stream)
         return stream.getvalue()
 
     def load(self, raw: bytes) -> TorchRun:
         """The run of such bytes."""
         found = torch.load(io.BytesIO(raw), map_location=self.device, weights_only=True)
         run = self._at(found.get("step", 0))  # there was none in those of before
-        kind = type(run.optimizer).__name__  # the leg's, which differs with switch_at
-        alike = (found["name"], found.get("kind", kind)) == (self.name, kind)
+        leg = self._leg_name(run)
+        alike = (found["name"], found.get("leg", leg)) == (self.name, leg)
         if not alike or _shapes(found["model"]) != _shapes(run.model.state_dict()):
             raise ValueError("the checkpoint is of another model or another optimizer")
         run.model.load_state_dict(found["model"])
         run.optimizer.load_state_dict(found["optimizer"])
         return run
+
+    def _leg_name(self, run: TorchRun) -> str:
+        """What takes a run's next step, and since when: another ``switch_at`` has others."""
+        return f"{type(run.optimizer).__name__} since {self._legs[self._leg(run.step)].since}"
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
