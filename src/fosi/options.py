@@ -16,6 +16,7 @@ from fosi.schedule import Schedule, plan
 
 Accept = Literal["converged", "all"]
 Precision = Literal["float32", "float64"]
+Curvature = Literal["hessian", "gauss_newton"]
 Momentum = Trace | Ema | None
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 Settings = TypeVar("Settings", bound="Options")
@@ -42,6 +43,7 @@ class Options:
       precision: dtype of the Lanczos basis.
       momentum: the linear combination of past gradients that the Newton part sees too (§3.4).
       seed: start vectors are a function of it and of the count of refreshes.
+      curvature: the matrix whose eigenpairs are estimated: ``"hessian"``, or ``"gauss_newton"`` for a ``ModelLoss``.
     """
 
     k: int = 10
@@ -58,6 +60,7 @@ class Options:
     precision: Precision = "float32"
     momentum: Momentum | Literal["auto"] = "auto"
     seed: int = 0
+    curvature: Curvature = "hessian"
 
     def __post_init__(self) -> None:
         # n is not known yet: a space as large as need be leaves only the checks that do not depend on it.
@@ -65,8 +68,9 @@ class Options:
         _check_number("alpha", self.alpha, lambda x: math.isfinite(x) and x >= 0, "a finite number ≥ 0 or a schedule")
         _check_number("eps", self.eps, lambda x: math.isfinite(x) and x > 0, "a finite number > 0")
         _check_number("max_lr_scale", self.max_lr_scale, lambda x: x >= 1, "a number ≥ 1 (inf lifts the cap)")
-        _check_choice("accept", self.accept, get_args(Accept))
-        _check_choice("precision", self.precision, get_args(Precision))
+        check_choice("accept", self.accept, get_args(Accept))
+        check_choice("precision", self.precision, get_args(Precision))
+        check_choice("curvature", self.curvature, get_args(Curvature))
         if not (self.lr_rule is None or callable(self.lr_rule) or self.lr_rule in RULES):
             names = ", ".join(repr(name) for name in RULES)
             raise ValueError(
@@ -132,6 +136,12 @@ def takes(options: type[Options]) -> Callable[[Factory], Factory]:
     return decorate
 
 
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raises where a value is none of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
 def _whole(value: Any) -> int:
     return int(value) if isinstance(value, numbers.Integral) else 0
 
@@ -142,8 +152,3 @@ def _check_number(name: str, value: Any, good: Callable[[float], bool], wanted: 
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
     if isinstance(value, str) or value is None:
         raise TypeError(f"{name} must be {wanted}, got {value!r}")
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

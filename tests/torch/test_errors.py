@@ -53,7 +53,7 @@ CONSTRUCTION = {
     "a loss for curvature_loss": (
         lambda: FOSI(sgd(), curvature_loss=torch.tensor(1.5)),
         TypeError,
-        ["curvature_loss must be a function without arguments or None", "got tensor(1.5"],
+        ["curvature_loss must be a function without arguments that returns the loss", "got tensor(1.5"],
     ),
     "no pairs": (lambda: FOSI(sgd(), k=0), ValueError, ["k=0", "ell=0", "k + ell must be from 1"]),
     "too many pairs": (lambda: FOSI(sgd(), k=20, ell=7), ValueError, ["k=20", "ell=7", "27", "1 to n=26"]),

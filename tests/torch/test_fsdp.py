@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from fosi.torch import FOSI, estimate_spectrum
+from fosi.torch import FOSI, ModelLoss, estimate_spectrum
 from tests.torch.processes import two_processes
 
 STEPS = 11
@@ -59,7 +59,11 @@ def _half():
 
 
 def _loss(model, x, y):
-    return nn.functional.mse_loss(model(x), y)
+    return _split(model, x, y)()
+
+
+def _split(model, x, y):
+    return ModelLoss(lambda: model(x), lambda outputs: nn.functional.mse_loss(outputs, y))
 
 
 def _optimizer(model, base, **options):
@@ -73,7 +77,7 @@ def _train(model, opt, x, y, steps):
         opt.zero_grad()
         _loss(model, x, y).backward()
         if opt.refresh_due:
-            opt.refresh(lambda: _loss(model, x, y))
+            opt.refresh(_split(model, x, y))
         opt.step()
 
 
@@ -90,7 +94,16 @@ def _outcome(model, opt):
     return torch.cat([*params, spectrum.eigenvalues, projections, torch.tensor([opt.lr_scale])]).numpy()
 
 
-CASES = [("heavy-ball", False), ("groups", False), ("nesterov", True), ("adamw", False), ("adamw", True)]
+GAUSS_NEWTON = {"curvature": "gauss_newton", "ell": 0}  # whose smallest eigenvalues are 0
+# The base, whether a parameter is frozen, and settings.
+CASES = [
+    ("heavy-ball", False, {}),
+    ("groups", False, {}),
+    ("nesterov", True, {}),
+    ("adamw", False, {}),
+    ("adamw", True, {}),
+    ("heavy-ball", True, GAUSS_NEWTON),
+]
 
 
 def _along_the_last(param):
@@ -99,23 +112,23 @@ def _along_the_last(param):
 
 
 def _train_all(folder):
-    for base, frozen in CASES:
+    for case, (base, frozen, settings) in enumerate(CASES):
         model = _sharded(frozen=frozen, shard_placement_fn=_along_the_last if base == "nesterov" else None)
-        opt = _optimizer(model, base)
+        opt = _optimizer(model, base, **settings)
         _train(model, opt, *_half(), STEPS)
         assert opt._refreshes == 3
-        np.save(folder / f"{base}-{frozen}-{dist.get_rank()}.npy", _outcome(model, opt))
+        np.save(folder / f"{case}-{dist.get_rank()}.npy", _outcome(model, opt))
     rows = {name: p.to_local().shape[0] for name, p in model.named_parameters()}
     assert list(rows.values()) == ([1, 1, 2, 2, 1, 1] if dist.get_rank() == 0 else [0, 1, 1, 1, 0, 0])
 
 
 def test_shards_train_as_one(tmp_path):
     two_processes(_train_all, tmp_path)
-    for base, frozen in CASES:
-        first, second = (np.load(tmp_path / f"{base}-{frozen}-{rank}.npy") for rank in range(2))
+    for case, (base, frozen, settings) in enumerate(CASES):
+        first, second = (np.load(tmp_path / f"{case}-{rank}.npy") for rank in range(2))
         np.testing.assert_array_equal(first, second)
         model = Net(frozen=frozen)
-        opt = _optimizer(model, base)
+        opt = _optimizer(model, base, **settings)
         _train(model, opt, *_data(), STEPS)
         assert opt.spectrum.accepted.all()
         np.testing.assert_allclose(first, _outcome(model, opt), rtol=1e-8, atol=1e-9, err_msg=base)

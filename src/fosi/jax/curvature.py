@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from fosi.jax.space import Space, Tree
+from fosi.options import Curvature, check_choice
 
-Curvature = Literal["hessian", "gauss_newton"]
 Leaves = list[jax.Array]
 # Always a tree of arrays too (jax.tree_util.Partial), so that it can leave one compiled function and enter another.
 Operator = Callable[[Leaves], Leaves]
@@ -115,9 +115,7 @@ class Loss:
         """Checks what needs no parameters."""
         if self.loss_fn is not None and not callable(self.loss_fn):
             raise TypeError(f"loss_fn must be callable as loss_fn(params, batch) or None, got {self.loss_fn!r}")
-        if self.curvature not in get_args(Curvature):
-            names = ", ".join(map(repr, get_args(Curvature)))
-            raise ValueError(f"curvature must be one of {names}, got {self.curvature!r}")
+        check_choice("curvature", self.curvature, get_args(Curvature))
         if self.curvature == "gauss_newton" and not isinstance(self.loss_fn, ModelLoss):
             raise ValueError(
                 "curvature='gauss_newton' needs loss_fn=fosi.jax.ModelLoss(model_fn, loss_fn), "

@@ -14,12 +14,12 @@ from jax.tree_util import Partial
 from fosi.batches import checked, distinct
 from fosi.diagnosis import Base, BaseName, Diagnosis, Measured
 from fosi.jax import space as sp
-from fosi.jax.curvature import Batches, Curvature, Leaves, Loss, Operator
+from fosi.jax.curvature import Batches, Leaves, Loss, Operator
 from fosi.jax.gradients import gradient, mean_squares, products, projected
 from fosi.jax.spectrum import Job, Spectrum, start_key
 from fosi.jax.timing import seconds
 from fosi.measured import check_times
-from fosi.options import Accept, Options, Precision
+from fosi.options import Accept, Curvature, Options, Precision
 
 
 class Seen(Loss):

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from fosi.jax import lanczos
 from fosi.jax import space as sp
-from fosi.jax.curvature import ByIdentity, Curvature, Loss, Operator
-from fosi.options import Accept, Options, Precision
+from fosi.jax.curvature import ByIdentity, Loss, Operator
+from fosi.options import Accept, Curvature, Options, Precision
 
 ValueFn = Callable[[sp.Tree], Any]
 

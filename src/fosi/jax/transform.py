@@ -13,7 +13,7 @@ import optax
 from fosi import scaling
 from fosi.jax import space as sp
 from fosi.jax import spectrum as ese
-from fosi.jax.curvature import Curvature, Loss
+from fosi.jax.curvature import Loss
 from fosi.jax.spectrum import ValueFn
 from fosi.jax.steps import Step, Subspace
 from fosi.options import Options
@@ -31,7 +31,6 @@ class JaxOptions(Options):
         calls ``opt.refresh`` when ``opt.schedule(params).due(step)``: no branch and no extra memory in the step.
       has_aux: whether the loss returns (scalar, aux).
       mask: True for the leaves that span the subspace; the others are left to the base optimizer.
-      curvature: ``"hessian"``, or ``"gauss_newton"`` for a ``ModelLoss``.
       micro_batches: cut the curvature batch into so many pieces, to save memory; the loss must be a mean over it.
       layout: how vectors are laid out; ``"auto"`` is flat unless ``init`` sees sharded parameters.
     """
@@ -39,7 +38,6 @@ class JaxOptions(Options):
     refresh: Refresh = "inline"
     has_aux: bool = False
     mask: sp.Mask | None = None
-    curvature: Curvature = "hessian"
     micro_batches: int = 1
     layout: sp.Layout = "auto"
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from fosi.batches import checked, distinct
 from fosi.diagnosis import Base, BaseName, Diagnosis, Measured
 from fosi.measured import check_times
-from fosi.options import Accept, Options, Precision
+from fosi.options import Accept, Curvature, Options, Precision
 from fosi.torch import lanczos
 from fosi.torch import space as sp
-from fosi.torch.curvature import Closure
+from fosi.torch.curvature import Closure, check_closures
 from fosi.torch.gradients import along, gradients, mean_squares, products, projected
 from fosi.torch.spectrum import estimate
 from fosi.torch.timing import seconds
@@ -44,6 +44,7 @@ def diagnose(
     refresh_every: int | None = None,
     max_lr_scale: float = 3.0,
     seed: int = 0,
+    curvature: Curvature = "hessian",
     model: nn.Module | None = None,
     curvature_batches: int | Sequence[Any] | None = None,
     timed: bool = False,
@@ -83,6 +84,8 @@ def diagnose(
       refresh_every: T, how often it estimates, in the place of that.
       max_lr_scale: cap on the scaling of the base's rate.
       seed: of the start vectors.
+      curvature: ``"hessian"``, or ``"gauss_newton"``, for which a closure is a ``ModelLoss``; where ``batches`` are
+        given, closure(batch) makes one.
       model: whose buffers and modes are left as they are; ``params`` if that is a module.
       curvature_batches: how many of the batches the curvature is taken on, the first ones; a list of others, such as a
         part of the data where a batch is all of it; None for all.
@@ -115,7 +118,7 @@ def diagnose(
     """
     optimizer = Base(base, learning_rate, momentum, adam_eps)
     check_times(step_seconds, timed, raced, steps_left=steps_left, steps_taken=steps_taken)
-    losses = _losses(closure, batches)
+    losses = _losses(closure, batches, curvature)
     if isinstance(params, nn.Module):
         model = params if model is None else model
         params = {name: p for name, p in params.named_parameters() if p.requires_grad}
@@ -133,11 +136,12 @@ def diagnose(
         refresh_every=refresh_every,
         max_lr_scale=max_lr_scale,
         seed=seed,
+        curvature=curvature,
     )
     m = options.schedule(space.dimension).num_matvecs
     if isinstance(curvature_batches, Sequence):
         whose = curvature_batches if batches is None else closure
-        over = _losses(whose, None if batches is None else curvature_batches, "curvature_batches")
+        over = _losses(whose, None if batches is None else curvature_batches, curvature, "curvature_batches")
     else:
         over = distinct(losses, curvature_batches)
     # One pair more than FOSI uses: the largest of what it leaves.
@@ -196,7 +200,7 @@ def diagnose(
     )
 
 
-def _losses(closure: Any, batches: Any, name: str = "closure") -> list[Closure]:
+def _losses(closure: Any, batches: Any, curvature: Curvature, name: str = "closure") -> list[Closure]:
     if batches is None:
         if isinstance(closure, Sequence) and closure and all(map(callable, closure)):
             return list(closure)
@@ -206,7 +210,9 @@ def _losses(closure: Any, batches: Any, name: str = "closure") -> list[Closure]:
     if not callable(closure):
         raise TypeError(f"closure must be callable as closure(batch) where batches are given, got {closure!r}")
     drawn = checked(batches, "batches" if name == "closure" else name)
-    known = {id(batch): functools.partial(closure, batch) for batch in drawn}
+    made = closure if curvature == "gauss_newton" else functools.partial(functools.partial, closure)
+    known = {id(batch): made(batch) for batch in drawn}
+    check_closures(curvature, *known.values())
     return [known[id(batch)] for batch in drawn]
 
 

@@ -19,7 +19,7 @@ from fosi.quasi_newton import GROWTH, Scaling
 from fosi.schedule import Schedule
 from fosi.torch import checkpoint
 from fosi.torch import space as sp
-from fosi.torch.curvature import Closure, Closures
+from fosi.torch.curvature import Closure, Closures, check_closures
 from fosi.torch.distributed import replicas
 from fosi.torch.pairs import Metric, Pairs, flattest
 from fosi.torch.search import Trial, search
@@ -55,7 +55,7 @@ class FosiLBFGS(optim.Optimizer):
       line_search_fn: ``"strong_wolfe"``; None takes ``lr`` times the step, whatever the loss.
       model: as for ``fosi.torch.FOSI``: a refresh leaves its buffers and modes as they are.
       curvature_loss: a function without arguments that computes the loss to take the curvature of, without backward, on
-        all points or on a part of them.
+        all points or on a part of them. A ``ModelLoss`` for ``curvature="gauss_newton"``.
       alpha: α, 1 for Newton's own step inside the subspace.
       scaling: how γ is read off the last pair (s, y), less what lies in the subspace: ``"geometric"``, |s|/|y|, and no
         less than 0.1 of the longest α/|λ| of the k largest, but cut where searches end below 0.01; or ``"usual"``,
@@ -105,9 +105,9 @@ class FosiLBFGS(optim.Optimizer):
         _check(**defaults, line_search_fn=line_search_fn)
         if model is not None and not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module or None, got {model!r}")
-        if curvature_loss is not None and not callable(curvature_loss):
-            raise TypeError(f"curvature_loss must be a function without arguments or None, got {curvature_loss!r}")
         self.options = settle(Options, {"alpha": alpha, **options})
+        if curvature_loss is not None:
+            check_closures(self.options.curvature, curvature_loss, name="curvature_loss")
         quasi_newton.check(self.options, scaling)
         super().__init__(params, {**defaults, "line_search_fn": line_search_fn})
         self.model, self.curvature_loss, self.scaling = model, curvature_loss, scaling

@@ -17,7 +17,7 @@ from fosi.options import Momentum, Options, settle, takes
 from fosi.schedule import Schedule
 from fosi.torch import bases, checkpoint, steps
 from fosi.torch import space as sp
-from fosi.torch.curvature import Closure, Closures
+from fosi.torch.curvature import Closure, Closures, check_closures
 from fosi.torch.distributed import replicas
 from fosi.torch.lbfgs import FosiLBFGS
 from fosi.torch.spectrum import Estimate, Spectrum, estimate, warn_of_hooks
@@ -42,7 +42,7 @@ class FOSI(Around):
       model: the module the loss is computed with, whose buffers (BatchNorm's statistics) and modes a refresh then
         leaves as they are. Needed where it is sharded (FSDP2).
       curvature_loss: a function without arguments that computes the loss to take the curvature of, without backward;
-        ``step()`` then refreshes by itself.
+        ``step()`` then refreshes by itself. A ``ModelLoss`` for ``curvature="gauss_newton"``.
       lr_rule: as in ``fosi.Options``; ``"auto"`` is SGD's own closed form and None for every other base.
       **options: FOSI's settings, see ``fosi.options.Options``. ``momentum="auto"`` reads the base's param_groups.
 
@@ -81,12 +81,12 @@ class FOSI(Around):
         bases.check(base)
         if model is not None and not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module or None, got {model!r}")
-        if curvature_loss is not None and not callable(curvature_loss):
-            raise TypeError(f"curvature_loss must be a function without arguments or None, got {curvature_loss!r}")
         super().__init__(base)
         self.model, self.curvature_loss = model, curvature_loss
         self._own_rule = lr_rule == "auto"
         self.options = settle(Options, {"lr_rule": None if self._own_rule else lr_rule, **options})
+        if curvature_loss is not None:
+            check_closures(self.options.curvature, curvature_loss, name="curvature_loss")
         self._lay_out()
         self._forget()
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fosi.options import Accept, Options, Precision
+from fosi.options import Accept, Curvature, Options, Precision
 from fosi.torch import lanczos
 from fosi.torch import space as sp
 from fosi.torch.curvature import Closures, Operator, operator
@@ -27,7 +27,7 @@ _ROUNDING = 10.0
 
 
 class Spectrum(NamedTuple):
-    """The extreme eigenpairs of a Hessian as Lanczos sees them.
+    """The extreme eigenpairs of a Hessian, or of Gauss–Newton's matrix, as Lanczos sees them.
 
     Attributes:
       eigenvalues: (k + ell,), the k largest and then the ell smallest, descending; 0 where Lanczos ended early.
@@ -92,11 +92,11 @@ def estimate(
     """ESE at the parameters' values.
 
     ``decay`` holds what L2 penalty the base adds to the loss, for each parameter; ``group`` the processes over which
-    products are averaged; ``around`` makes another symmetric operator of the Hessian, on flat vectors.
+    products are averaged; ``around`` makes another symmetric operator of the matrix, on flat vectors.
     """
     dtype = {"float32": torch.float32, "float64": torch.float64}[options.precision]
     with Isolation(space.params, model) as isolation:
-        matvec = _matvec(operator(closures, isolation.leaves, isolation), space, dtype, decay, group)
+        matvec = _matvec(operator(closures, isolation.leaves, isolation, options.curvature), space, dtype, decay, group)
         matvec = matvec if around is None else around(matvec)
         # Of a product, which runs in the dtypes that the loss sees, and of what Lanczos does with it.
         eps = max(torch.finfo(x).eps for x in (dtype, *(p.dtype for p in isolation.leaves)))
@@ -193,6 +193,7 @@ def estimate_spectrum(
     precision: Precision = Options.precision,
     accept: Accept = "converged",
     seed: int = 0,
+    curvature: Curvature = "hessian",
     model: nn.Module | None = None,
 ) -> Spectrum:
     """The k largest and ell smallest eigenpairs of the Hessian of a loss (the paper's ESE, §3.1).
@@ -211,6 +212,7 @@ def estimate_spectrum(
       precision: dtype of the Lanczos basis, ``"float32"`` or ``"float64"``.
       accept: ``"converged"`` or ``"all"``, see ``Spectrum.accepted``.
       seed: of the start vector.
+      curvature: ``"hessian"``, or ``"gauss_newton"`` where each closure is a ``ModelLoss``.
       model: whose buffers (BatchNorm's statistics) and modes are left as they are; ``params`` if that is a module.
 
     Returns:
@@ -227,7 +229,15 @@ def estimate_spectrum(
     References:
       Sivan, Gabel and Schuster, FOSI: Hybrid First and Second Order Optimization, ICLR 2024, §3.1.
     """
-    options = Options(k=k, ell=ell, num_matvecs=num_matvecs, precision=precision, accept=accept, seed=seed)
+    options = Options(
+        k=k,
+        ell=ell,
+        num_matvecs=num_matvecs,
+        precision=precision,
+        accept=accept,
+        seed=seed,
+        curvature=curvature,
+    )
     if isinstance(params, nn.Module):
         model = params if model is None else model
         reshard(params)
