@@ -121,6 +121,14 @@ AROUND_SOAP: tuple[Mapping[str, Any], ...] = (
 """Around SOAP: as ``deterministic("adam")`` had it; sooner and more often; of more pairs; of Gauss and Newton's matrix
 with a longer step; of the smallest too."""
 
+IN_TORCH: tuple[Mapping[str, Any], ...] = (
+    {},
+    GAUSS_NEWTON,
+    {**GAUSS_NEWTON, "k": 20, "num_matvecs": 40},
+    {**GAUSS_NEWTON, "refresh_every": 800},
+)
+"""Around L-BFGS in PyTorch, where a product takes longer: of either matrix, of fewer products, and less often."""
+
 ABLATIONS = {
     "lbfgs": (
         *(Entry("soap-fosi-lbfgs", {**AROUND_LBFGS, **x}, curvature="part") for x in OTHERWISE),
@@ -152,7 +160,7 @@ ABLATIONS = {
         Entry("adam"),
         Entry("fosi-adam", curvature="part"),
         *(Entry("adam-lbfgs", {**AFTER, **PAIRS, **x}) for x in ({}, {"code": "torch"}, {"scaling": "geometric"})),
-        Entry("adam-fosi-lbfgs", {**AFTER, **PAIRS}, curvature="part"),
+        *(Entry("adam-fosi-lbfgs", {**AFTER, **PAIRS, **x}, curvature="part") for x in IN_TORCH),
     ),
     "switch": tuple(
         entry

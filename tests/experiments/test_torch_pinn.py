@@ -14,6 +14,7 @@ from flax import nnx
 from fosi.experiments.tasks import TASKS, pinn, torch_pinn, torch_tasks, training
 from fosi.experiments.tasks.equations import EQUATIONS
 from fosi.experiments.tasks.torch_engine import TorchEngine
+from tests.torch.dense import by_differences, jacobian
 
 torch.set_num_threads(1)
 
@@ -70,28 +71,55 @@ def test_loss_points_gradient_and_metric_are_those_of_jax():
 
 
 @pytest.mark.parametrize("curvature", ["fixed", "part"])
-def test_curvature_is_the_gradients_derivative(curvature):
+@pytest.mark.parametrize("operator", ["hessian", "gauss_newton"])
+@pytest.mark.parametrize("name", ["fosi-adam", "fosi-lbfgs"])
+def test_estimates_are_of_the_matrix_by_differences(name, operator, curvature):
     problem = torch_tasks.build("burgers", None, False, 0, True)
     model = problem.model.double()
     problem = problem._replace(data=pinn.Points(*(a.double() for a in problem.data)))
     weights = list(model.parameters())
-    start = torch.nn.utils.parameters_to_vector(weights).detach()
     points = problem.data  # 30 inside, of which a quarter are 8
     if curvature == "part":
         points = points._replace(x=points.x[:8], t=points.t[:8])
 
-    def gradient(at):  # by one backward pass through the loss: the Hessian is two
-        torch.nn.utils.vector_to_parameters(at, weights)
-        found = torch.autograd.grad(problem.loss(model, points), weights)
-        return torch.nn.utils.parameters_to_vector(found)
+    def residuals():  # so that the sum of their squares is the loss
+        parts = pinn.residuals(torch_pinn.EQUATIONS["burgers"], model, points)
+        return torch.cat([part / len(part) ** 0.5 for part in parts])
 
-    steps = 1e-5 * torch.eye(len(start), dtype=torch.float64)
-    hessian = torch.stack([gradient(start + step) - gradient(start - step) for step in steps]) / 2e-5
-    wanted = np.linalg.eigvalsh((hessian + hessian.T).numpy() / 2)[::-1]
-    torch.nn.utils.vector_to_parameters(start, weights)
-    engine = TorchEngine(TASKS["burgers"], problem, "fosi-adam", 0, k=3, num_matvecs=30, curvature=curvature)
+    if operator == "hessian":
+        matrix = by_differences(lambda: residuals().square().sum(), weights)
+    else:
+        J = jacobian(residuals, weights)
+        matrix = 2 * J.T @ J
+    given = {"k": 3, "num_matvecs": 40, "curvature": curvature, "operator": operator}
+    engine = TorchEngine(TASKS["burgers"], problem, name, 0, **given)
     found = engine.estimate(engine.refresh(engine.start(), engine.first, 0)).eigenvalues
-    np.testing.assert_allclose(found, wanted[:3], rtol=1e-5)
+    np.testing.assert_allclose(found, np.linalg.eigvalsh(matrix)[:-4:-1], rtol=1e-5)
+
+
+def test_gauss_newtons_matrix_of_softmax_regression_is_its_hessian():
+    problem = torch_tasks.build("lr", None, False, 0, True)
+    spectra = []
+    for operator in ("hessian", "gauss_newton"):
+        engine = TorchEngine(TASKS["lr"], problem, "fosi-adam", 0, k=3, num_matvecs=30, operator=operator)
+        assert engine.start().optimizer.options.curvature == operator
+        spectra.append(engine.estimate(engine.refresh(engine.start(), engine.first, 0)).eigenvalues)
+    np.testing.assert_allclose(*spectra, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "operator", "message"),
+    [
+        ("wave", "fosi-adam", "fisher", "operator is 'fisher'; give hessian or gauss_newton"),
+        ("wave", "adam-lbfgs", "gauss_newton", "a setting of FOSI; adam-lbfgs has none"),
+        ("lm", "fosi-adam", "gauss_newton", "does not say what its loss is made of"),
+    ],
+)
+def test_operators_that_there_are_not(task, name, operator, message):
+    problem = torch_tasks.build(task, None, False, 0, True)
+    given = {"switch_at": 3} if "-lbfgs" in name else {}
+    with pytest.raises(ValueError, match=message):
+        TorchEngine(TASKS[task], problem, name, 0, operator=operator, **given)
 
 
 @pytest.mark.parametrize("name", ["adam", "fosi-adam"])

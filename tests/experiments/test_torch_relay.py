@@ -60,7 +60,7 @@ def by_hand(optimizer, model, problem, calls, due=(), points=None):
     for index, count in enumerate(calls):
         if sum(calls[:index]) in due:
             assert optimizer.refresh_due
-            optimizer.refresh(lambda: problem.loss(model, points))
+            optimizer.refresh(problem.split(model, points))
         before.append(problem.loss(model, problem.data).item())
         optimizer.param_groups[0]["max_iter"] = count
         optimizer.step(closure)
@@ -82,11 +82,18 @@ def test_every_search_and_relay_trains_and_estimates_when_due(name):
     assert progress.curve[-1].lr_scale == 1 and engine.rate == (1e-3 if at else 1)
 
 
-@pytest.mark.parametrize("curvature", ["fixed", "part"])
-@pytest.mark.parametrize("first", ["adam", "fosi-adam"])
-def test_steps_are_the_firsts_alone_and_then_fosis_around_lbfgs(first, curvature):
+@pytest.mark.parametrize(
+    ("first", "curvature", "operator"),
+    [
+        ("adam", "fixed", "hessian"),
+        ("adam", "part", "gauss_newton"),
+        ("fosi-adam", "fixed", "gauss_newton"),
+        ("fosi-adam", "part", "hessian"),
+    ],
+)
+def test_steps_are_the_firsts_alone_and_then_fosis_around_lbfgs(first, curvature, operator):
     """Bit for bit, where 20 steps, a round of 30 and an estimate end a call; α given to FOSI around Adam is its own."""
-    given = {**FOSI, "refresh_every": 25, "alpha": 0.5, "curvature": curvature}
+    given = {**FOSI, "refresh_every": 25, "alpha": 0.5, "curvature": curvature, "operator": operator}
     alone = trained(wave(first, 7, **(given if first != "adam" else {})), 1).run
     name, given = f"{first}-fosi-lbfgs", {**given, "switch_at": 7, "memory_size": 6}
     arrived = trained(wave(name, 7, **given), 1).run
@@ -95,6 +102,7 @@ def test_steps_are_the_firsts_alone_and_then_fosis_around_lbfgs(first, curvature
     run, problem = trained(engine, 2).run, engine.problem
     points = problem.part(problem.data) if curvature == "part" else problem.data
     options = {**settings.AROUND_LBFGS, **FOSI, "refresh_every": 25, "alpha": 0.5 if first == "adam" else 1.0}
+    options["curvature"] = operator
     optimizer = FosiLBFGS(alone.model.parameters(), history_size=6, model=alone.model, **options)
     by_hand(optimizer, alone.model, problem, (2, 20, 1, 4, 20, 5, 1), (2, 27, 52), points)
     assert torch.equal(flat(run), flat(alone))
@@ -156,7 +164,6 @@ def test_run_goes_on_from_its_bytes(name, at, rounds):
     ("name", "given", "message"),
     [
         *((name, {"switch_at": 7}, f"optimizer is '{name}', which is there only in JAX") for name in ONLY_IN_JAX),
-        ("fosi-lbfgs", {"operator": "gauss_newton"}, "operator is 'gauss_newton', which is there only in JAX"),
         ("lbfgs", {"code": "scipy"}, "code is 'scipy'; give fosi or torch"),
         ("lbfgs", {"code": "torch", "scaling": "usual"}, "scaling is 'usual', which torch.optim.LBFGS does not"),
         ("adam-lbfgs", {}, "adam-lbfgs wants switch_at: after how many steps lbfgs goes on"),

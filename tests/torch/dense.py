@@ -1,4 +1,4 @@
-"""Dense Hessians from first derivatives alone, and what is expected of a spectrum that knows them."""
+"""Dense Hessians and Jacobians from derivatives one order lower, and what is expected of a spectrum that knows them."""
 
 import numpy as np
 import torch
@@ -14,19 +14,23 @@ def by_differences(loss, params, step=1e-5):
         whole = [torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True)]
         return torch.cat([g.reshape(-1) for g in whole])
 
+    H = jacobian(gradient, params, step)
+    return (H + H.T) / 2
+
+
+def jacobian(outputs, params, step=1e-6):
+    """Of a function without arguments that returns a tensor, by central differences; float64."""
     columns = []
     for p in params:
         flat = p.detach().view(-1)
         for i in range(p.numel()):
-            kept = flat[i].item()
-            flat[i] = kept + step
-            above = gradient()
-            flat[i] = kept - step
-            below = gradient()
+            kept, ends = flat[i].item(), []
+            for sign in (1, -1):
+                flat[i] = kept + sign * step
+                ends.append(outputs().detach().reshape(-1).clone())
             flat[i] = kept
-            columns.append((above - below) / (2 * step))
-    H = torch.stack(columns).numpy()
-    return (H + H.T) / 2
+            columns.append((ends[0] - ends[1]) / (2 * step))
+    return torch.stack(columns, dim=1).numpy()
 
 
 def extreme(H, k, ell):

@@ -1,6 +1,7 @@
 """FOSI as the optimizer of a DeepXDE model on its PyTorch backend, with no change to DeepXDE."""
 
 import copy
+import functools
 import os
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import nn
 
 from fosi.torch import FOSI, FosiLBFGS, estimate_spectrum
 from fosi.torch.deepxde import curvature_loss
+from tests.torch.dense import jacobian
 
 SETTINGS = {"k": 3, "alpha": 0.1, "eps": 1.0, "warmup": 2, "refresh_every": 4}
 
@@ -238,6 +240,59 @@ def test_fosi_around_lbfgs_afterwards(dde, caplog):
     same([flat(problem.net.parameters())], [flat(net.parameters())])
     torch.testing.assert_close(model.opt.spectrum.eigenvalues, hand.spectrum.eigenvalues, rtol=1e-2, atol=1e-2)
     assert loss(0).item() < 0.05 * before
+
+
+def test_gauss_newtons_matrix_is_of_the_residuals(dde):
+    """Dense, from the residuals written by hand; the points, weights and loss functions of now."""
+    dde.config.set_default_float("float64")
+    try:
+        problem = Problem(dde)
+        model, params = problem.model, list(problem.net.parameters())
+        model.compile(problem.optimizer(curvature="gauss_newton", warmup=0), loss_weights=[2.0, 25.0], verbose=0)
+        model.train(iterations=1, verbose=0)
+        x = torch.as_tensor(model.train_state.X_train)
+
+        def inside():
+            at = x.clone().requires_grad_()
+            return residual(at, problem.net(at))[2:]
+
+        def ends():
+            return problem.net(x[:2])
+
+        estimate = functools.partial(estimate_spectrum, curvature_loss(model), params, k=3, num_matvecs=30)
+        found = estimate(precision="float64", curvature="gauss_newton")
+        J, B = (torch.tensor(jacobian(outputs, params)) for outputs in (inside, ends))
+        G = 2 * 2.0 * J.T @ J / len(J) + 2 * 25.0 * B.T @ B / len(B)
+        torch.testing.assert_close(found.eigenvalues, torch.linalg.eigvalsh(G)[-3:].flip(0), rtol=1e-6, atol=0)
+        assert model.opt.spectrum.accepted.any()
+        assert "losses_train" not in vars(problem.data)
+        hessian = estimate(precision="float64")
+        assert (hessian.eigenvalues - found.eigenvalues).abs().max() > 1e-3 * found.eigenvalues[0]
+        # Two loss functions, the second of them written by the user, and no weights.
+        model.compile("adam", lr=1e-3, loss=["MSE", lambda wanted, y: (y - wanted).pow(2).sum()], verbose=0)
+        found = estimate(curvature="gauss_newton")
+        top = torch.linalg.eigvalsh(2 * J.T @ J / len(J) + 2 * B.T @ B)[-1]
+        torch.testing.assert_close(found.eigenvalues[0].double(), top, rtol=1e-5, atol=0)
+    finally:
+        dde.config.set_default_float("float32")
+
+
+def test_a_loss_that_is_not_of_residuals_is_refused(dde):
+    problem = Problem(dde)
+    original = problem.data.losses
+
+    def losses(*args, **kwargs):
+        return [*original(*args, **kwargs), 1e-3 * sum(p.square().sum() for p in problem.net.parameters())]
+
+    problem.data.losses = losses
+    settings = {"curvature": "gauss_newton", "warmup": 0}
+    problem.model.compile(problem.optimizer(**settings), verbose=0)
+    with pytest.raises(ValueError, match="of the 3 terms of PDE some are not; take curvature='hessian'"):
+        problem.model.train(iterations=1, verbose=0)
+    assert "losses_train" not in vars(problem.data)
+    problem.model.compile(problem.optimizer(warmup=0), verbose=0)
+    problem.model.train(iterations=1, verbose=0)
+    assert problem.model.opt.spectrum.accepted.any()
 
 
 def test_a_restored_checkpoint_goes_on_as_if_there_had_been_no_break(dde, tmp_path):

@@ -10,27 +10,12 @@ from torch import nn
 
 from fosi.torch import FOSI, FosiLBFGS, ModelLoss, diagnose, estimate_spectrum
 from tests.problems import network
-from tests.torch.dense import assert_pairs, extreme, rows_of
+from tests.torch.dense import assert_pairs, extreme, jacobian, rows_of
 from tests.torch.models import MODELS, batch_of, made
 from tests.torch.running import as_params
 from tests.torch.training import values
 
 ALL = {"k": 2, "num_matvecs": 26, "precision": "float64", "curvature": "gauss_newton"}
-
-
-def jacobian(outputs, params, step=1e-6):
-    """Of a function without arguments that returns a tensor, by central differences; float64."""
-    columns = []
-    for p in params:
-        flat = p.detach().view(-1)
-        for i in range(p.numel()):
-            kept, ends = flat[i].item(), []
-            for sign in (1, -1):
-                flat[i] = kept + sign * step
-                ends.append(outputs().detach().reshape(-1).clone())
-            flat[i] = kept
-            columns.append((ends[0] - ends[1]) / (2 * step))
-    return torch.stack(columns, dim=1).numpy()
 
 
 def model_of(params, batch):

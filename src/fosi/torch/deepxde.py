@@ -6,19 +6,49 @@ the curvature needs a loss of its own. DeepXDE itself is not imported, so that i
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
-from typing import Any
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from fosi.torch.curvature import Closure
+from fosi.torch.curvature import Closure, ModelLoss
 from fosi.torch.lbfgs import FosiLBFGS
 from fosi.torch.optimizer import FOSI
 
 _log = logging.getLogger("fosi")
 
 
-def curvature_loss(model: Any) -> Closure:
+class Residual(NamedTuple):
+    """One of the terms of DeepXDE's loss.
+
+    Attributes:
+      loss_fn: what ``compile()`` was given for it, mean squared error mostly.
+      wanted: what should come out: zeros, for an equation.
+      found: what did.
+      weight: its loss weight.
+    """
+
+    loss_fn: Callable[[Any, Any], Tensor]
+    wanted: Any
+    found: Tensor
+    weight: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _TrainingLoss(ModelLoss):
+    """The loss as DeepXDE sums it up, and the residuals that it is made of."""
+
+    total: Closure
+
+    def __call__(self) -> Any:
+        return self.total()
+
+
+def curvature_loss(model: Any) -> ModelLoss:
     """The total training loss of a ``deepxde.Model`` as a function without arguments.
 
     It is the loss that the coming step descends, on the points of this very iteration (new ones after
@@ -28,6 +58,9 @@ def curvature_loss(model: Any) -> Closure:
     An optimizer that DeepXDE is handed ready made, as it is FOSI, gets nothing from ``compile()`` but ``decay``: the
     learning rate, ``external_trainable_variables`` and the strength of an L2 regularizer must be given to the base.
     Where one of the last two is missing, a line in the log says so at the first refresh.
+
+    It knows the residuals that the loss is made of, so that ``curvature="gauss_newton"`` takes it too, where every term
+    is a loss function of ``compile()`` on one of them, as for ``deepxde.data.PDE``.
 
     Args:
       model: the ``deepxde.Model``, compiled or not, on DeepXDE's backend "pytorch".
@@ -52,7 +85,7 @@ def curvature_loss(model: Any) -> Closure:
         )
     looked_at: Any = None
 
-    def loss() -> Tensor:
+    def terms() -> Tensor:
         nonlocal looked_at
         if model.outputs_losses_train is None:
             raise RuntimeError("the deepxde.Model has no loss yet: call model.compile(optimizer) before a refresh")
@@ -64,11 +97,54 @@ def curvature_loss(model: Any) -> Closure:
         if isinstance(model.opt, (FOSI, FosiLBFGS)) and looked_at is not model.opt:
             looked_at = model.opt
             _warn_of_what_compile_leaves_out(model)
-        losses = model.outputs_losses_train(points.X_train, points.y_train, points.train_aux_vars)[1]
-        total: Tensor = losses.sum()
-        return total
+        losses: Tensor = model.outputs_losses_train(points.X_train, points.y_train, points.train_aux_vars)[1]
+        return losses
 
-    return loss
+    def residuals() -> list[Residual]:
+        found: list[tuple[Any, Any, Any, Tensor]] = []
+        with _listening(model.data, found):
+            losses = terms()
+        weights = model.loss_weights
+        weights = [1.0] * len(found) if weights is None else [float(w) for w in weights]
+        seen = [value.detach() * w for (*_, value), w in zip(found, weights, strict=False)]
+        if len(seen) != len(losses) or not torch.allclose(torch.stack(seen), losses.detach(), equal_nan=True):
+            raise ValueError(
+                f"curvature='gauss_newton' needs every term of the loss to be a loss function of residuals, and of the "
+                f"{len(losses)} terms of {type(model.data).__name__} some are not; take curvature='hessian'"
+            )
+        return [Residual(f, wanted, x, w) for (f, wanted, x, _), w in zip(found, weights, strict=True)]
+
+    def weighted(residuals: list[Residual]) -> Tensor:
+        return torch.stack([r.weight * r.loss_fn(r.wanted, r.found) for r in residuals]).sum()
+
+    return _TrainingLoss(residuals, weighted, lambda: terms().sum())
+
+
+@contextlib.contextmanager
+def _listening(data: Any, found: list[tuple[Any, Any, Any, Tensor]]) -> Generator[None]:
+    """Within it, what ``data`` hands to its loss functions is written down: (function, wanted, found, value)."""
+    own, original = vars(data).get("losses_train"), data.losses_train
+
+    def recorded(loss_fn: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+        def of(wanted: Any, x: Any) -> Tensor:
+            value = loss_fn(wanted, x)
+            found.append((loss_fn, wanted, x, value))
+            return value
+
+        return of
+
+    def losses_train(targets: Any, outputs: Any, loss_fn: Any, *args: Any, **kwargs: Any) -> Any:
+        each = list(map(recorded, loss_fn)) if isinstance(loss_fn, list | tuple) else recorded(loss_fn)
+        return original(targets, outputs, each, *args, **kwargs)
+
+    data.losses_train = losses_train
+    try:
+        yield
+    finally:
+        if own is None:
+            del data.losses_train
+        else:
+            data.losses_train = own
 
 
 def _warn_of_what_compile_leaves_out(model: Any) -> None:

@@ -138,13 +138,8 @@ class JaxEngine(OnDevice):
 
     def _operator(self, operator: str, name: str, l2: float) -> Any:
         """The loss in the form that FOSI takes the operator of."""
-        if operator not in ("hessian", "gauss_newton"):
-            raise ValueError(f"operator is {operator!r}; give hessian or gauss_newton")
-        if operator == "hessian":
-            return self._loss
-        if not settings.with_fosi(name):
-            raise ValueError(f"operator is {operator!r}, which is a setting of FOSI; {name} has none")
-        return self._model_loss("operator", operator, l2)
+        settings.check_operator(operator, name)
+        return self._loss if operator == "hessian" else self._model_loss("operator", operator, l2)
 
     def _model_loss(self, argument: str, value: str, l2: float) -> ModelLoss:
         """The loss as a model and a convex loss of its outputs, which the argument asks for."""

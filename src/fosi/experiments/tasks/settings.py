@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from fosi import presets
+from fosi.options import Curvature
 
 if TYPE_CHECKING:  # it brings JAX with it
     from fosi.experiments.tasks.task import Task
@@ -78,6 +79,14 @@ def is_wrappable(name: str) -> bool:
 def in_torch(name: str) -> bool:
     """Whether it is there in PyTorch too: a base, L-BFGS, L-BFGS after Adam, and FOSI around each of them."""
     return without_fosi(name).removesuffix("-lbfgs") in (*BASES, "lbfgs")
+
+
+def check_operator(operator: str, name: str) -> None:
+    """Raises where there is no such matrix to estimate, or no FOSI to estimate it."""
+    if operator not in get_args(Curvature):
+        raise ValueError(f"operator is {operator!r}; give {' or '.join(get_args(Curvature))}")
+    if operator != "hessian" and not with_fosi(name):
+        raise ValueError(f"operator is {operator!r}, which is a setting of FOSI; {name} has none")
 
 
 def second_of(name: str) -> str | None:

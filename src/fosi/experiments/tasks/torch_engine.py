@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import functools
 import io
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
-from fosi.experiments.tasks import engine, torch_optimizers
+from fosi.experiments.tasks import engine, settings, torch_optimizers
 from fosi.experiments.tasks.engine import Estimate
 from fosi.experiments.tasks.torch_optimizers import Leg
 from fosi.experiments.tasks.torch_problem import TorchProblem
@@ -48,6 +49,7 @@ class TorchEngine:
         seed: int,
         rate_factor: float = 1.0,
         curvature: str = "fixed",
+        operator: str = "hessian",
         **options: Any,
     ) -> None:
         """Chooses the optimizer's settings and checks them.
@@ -59,8 +61,15 @@ class TorchEngine:
           seed: of the order of the batches.
           rate_factor: multiplies the base's learning rate.
           curvature: what estimates are made on, one of ``engine.CURVATURES``.
+          operator: what they are of, ``"hessian"`` or ``"gauss_newton"``.
           **options: FOSI's settings in the place of the paper's, or the optimizer's own.
         """
+        settings.check_operator(operator, name)
+        if operator == "gauss_newton":
+            if problem.split is None:
+                raise ValueError(f"operator is {operator!r}, but this task does not say what its loss is made of")
+            options["curvature"] = operator
+        self.operator = operator
         self.problem, self.name, self.seed, self.clip = problem, name, seed, task.clip
         self.device = next(problem.model.parameters()).device
         self.first = self.order(0)
@@ -171,10 +180,17 @@ class TorchEngine:
         """Estimates anew before step ``index`` of the round."""
         assert isinstance(run.optimizer, FOSI | FosiLBFGS)
         batches = self._curvature(self.problem, self.first, order, index)
-        losses = [functools.partial(self.problem.loss, run.model, batch) for batch in batches]
+        losses = [self._closure(run.model, batch) for batch in batches]
         run.optimizer.refresh(losses[0] if len(losses) == 1 else losses)
         self._wait()
         return run
+
+    def _closure(self, model: nn.Module, batch: Any) -> Callable[[], Any]:
+        """The loss in the form that FOSI takes the operator of."""
+        split = self.problem.split
+        if self.operator == "hessian" or split is None:
+            return functools.partial(self.problem.loss, model, batch)
+        return split(model, batch)
 
     def validate(self, run: TorchRun) -> float:
         """The metric on the validation data."""

@@ -57,10 +57,6 @@ def build(
             f"optimizer is {name!r}, which is there only in JAX; in PyTorch give a base, lbfgs, adam-lbfgs, or "
             "FOSI around them"
         )
-    if options.get("operator", "hessian") != "hessian":
-        raise ValueError(f"operator is {options['operator']!r}, which is there only in JAX; in PyTorch give hessian")
-    if settings.with_fosi(name):
-        options = {key: value for key, value in options.items() if key != "operator"}
     if settings.second_of(name) is not None and not full_batch:
         raise ValueError(f"optimizer is {name!r}, which wants all data in every step; {task.name} has batches")
     if name in settings.RELAYS:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fosi.experiments.tasks import equations, pinn
 from fosi.experiments.tasks.pinn import Points
 from fosi.experiments.tasks.torch_problem import TorchProblem, glorot_normal_
+from fosi.torch import ModelLoss
 
 
 def along(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -73,8 +74,15 @@ def build(
     found = pinn.inputs(equation, size, seed)
     x, t, exact = (torch.tensor(a, device=device) for a in found[1:])
 
+    def split(model: nn.Module, points: Points) -> ModelLoss:
+        return ModelLoss(
+            lambda: pinn.residuals(equation, model, points),
+            lambda parts: torch.stack([part.square().mean() for part in parts]).sum(),
+        )
+
     def loss(model: nn.Module, points: Points) -> Tensor:
-        return torch.stack([part.square().mean() for part in pinn.residuals(equation, model, points)]).sum()
+        value: Tensor = split(model, points)()
+        return value
 
     @torch.no_grad()
     def validate(model: nn.Module) -> Tensor:
@@ -89,4 +97,5 @@ def build(
         validate,
         pinn.facts(size),
         pinn.part,
+        split,
     )

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fosi.torch import ModelLoss
+
 
 class TorchProblem(NamedTuple):
     """A task ready to be trained; all its tensors are on one device.
@@ -24,6 +26,8 @@ class TorchProblem(NamedTuple):
       facts: what a results file should say of how it was built.
       part: part(data) -> a quarter of the examples as ``loss`` takes them, for estimates, where a batch is all of them;
         None where it is not.
+      split: split(model, batch) -> that loss as a model and a convex loss of its outputs, for Gauss and Newton's
+        matrix; None where the task does not say what its loss is made of.
     """
 
     model: nn.Module
@@ -34,6 +38,7 @@ class TorchProblem(NamedTuple):
     validate: Callable[[nn.Module], Tensor]
     facts: Mapping[str, Any] = MappingProxyType({})
     part: Callable[[Any], Any] | None = None
+    split: Callable[[nn.Module, Any], ModelLoss] | None = None
 
 
 def lecun_normal_(weight: Tensor, generator: torch.Generator) -> None:

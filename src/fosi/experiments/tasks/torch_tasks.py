@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fosi.experiments.tasks import inputs, torch_pinn
 from fosi.experiments.tasks.torch_problem import TorchProblem, lecun_normal_
+from fosi.torch import ModelLoss
 
 
 def build(name: str, data_dir: Path | None, download: bool, seed: int, tiny: bool, **extra: str | int) -> TorchProblem:
@@ -45,8 +46,13 @@ def _lr(data_dir: Path | None, download: bool, seed: int, tiny: bool, device: to
         out: Tensor = model(images.flatten(1).float() / 255)
         return out
 
+    def split(model: nn.Module, batch: Any) -> ModelLoss:
+        images, labels = batch
+        return ModelLoss(lambda: logits(model, images), lambda found: nn.functional.cross_entropy(found, labels.long()))
+
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        return nn.functional.cross_entropy(logits(model, batch[0]), batch[1].long())
+        value: Tensor = split(model, batch)()
+        return value
 
     def batch(data: Any, indices: Tensor) -> Any:
         return tuple(x[indices] for x in data)
@@ -59,7 +65,7 @@ def _lr(data_dir: Path | None, download: bool, seed: int, tiny: bool, device: to
     def validate(model: nn.Module) -> Tensor:
         return (logits(model, validation[0]).argmax(-1) == validation[1]).float().mean()
 
-    return TorchProblem(model.to(device), loss, train, batch, order, validate)
+    return TorchProblem(model.to(device), loss, train, batch, order, validate, split=split)
 
 
 class Lstm(nn.Module):
