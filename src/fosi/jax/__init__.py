@@ -3,6 +3,7 @@
 from fosi.diagnosis import Diagnosis
 from fosi.jax.curvature import Batches, ModelLoss, gauss_newton
 from fosi.jax.diagnosis import diagnose
+from fosi.jax.layered import Layered, LayeredState, in_layers
 from fosi.jax.optimizers import STATIC_ARGS, fosi, fosi_adam, fosi_adamw, fosi_lbfgs, fosi_sgd
 from fosi.jax.own_params import OwnParamsState, without_params
 from fosi.jax.spectrum import Spectrum, estimate_spectrum
@@ -15,6 +16,8 @@ __all__ = [
     "Fosi",
     "FosiState",
     "JaxOptions",
+    "Layered",
+    "LayeredState",
     "ModelLoss",
     "OwnParamsState",
     "Spectrum",
@@ -26,5 +29,6 @@ __all__ = [
     "fosi_lbfgs",
     "fosi_sgd",
     "gauss_newton",
+    "in_layers",
     "without_params",
 ]

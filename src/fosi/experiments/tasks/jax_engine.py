@@ -52,7 +52,7 @@ class JaxEngine(OnDevice):
         super().__init__(problem, seed)
         self._curvature = engine.curvature(curvature, task.batch_size)
         loss = self._operator(operator, name, task.l2)
-        model = self._model_loss("optimizer", name, task.l2) if inner else None
+        model = self._model_loss("optimizer", name, task.l2) if inner or "layers" in options else None
         self.built = optimizers.build(name, task, loss, self.steps_a_round, rate_factor, model, **options)
         self.rate = self.built.rate
         legs = self.built.legs
@@ -126,6 +126,8 @@ class JaxEngine(OnDevice):
         if self.built.legs[self._leg(run.step)].fosi is None:
             return Estimate()
         ours = [s for s in jax.tree.leaves(run.opt_state, is_leaf=_is_fosi) if _is_fosi(s)]
+        if not ours:  # coordinates alone are estimated
+            return Estimate()
         used = np.asarray(ours[0].accepted)
         return Estimate(float(ours[0].lr_scale), tuple(float(x) for x in np.asarray(ours[0].eigenvalues)[used]))
 

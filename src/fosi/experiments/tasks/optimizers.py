@@ -16,7 +16,7 @@ from fosi.experiments.tasks.newton_cg import newton_cg
 from fosi.experiments.tasks.settings import MOMENTUM, NAMES, WEIGHT_DECAY
 from fosi.experiments.tasks.soap import soap
 from fosi.experiments.tasks.task import Task
-from fosi.jax import Fosi, ModelLoss, fosi_adam, fosi_adamw, fosi_lbfgs, fosi_sgd
+from fosi.jax import Fosi, Layered, ModelLoss, fosi_adam, fosi_adamw, fosi_lbfgs, fosi_sgd, in_layers
 from fosi.jax import fosi as around
 
 __all__ = ["NAMES", "Built", "Leg", "build"]
@@ -27,7 +27,8 @@ class Leg(NamedTuple):
 
     Attributes:
       transform: what makes updates of gradients, clipping included.
-      fosi: the FOSI inside it, if there is one; it knows when a refresh is due, counted from its first step.
+      fosi: the FOSI inside it, or what else is estimated, if there is any; it knows when a refresh is due, counted from
+        its first step.
       since: its first step. There it begins anew, with ``init``, where the last one has arrived.
       searches: whether ``update`` wants the loss too, as a function, for a line search or for its Hessian.
       multiplies: whether ``update`` wants the batch too, for products with Gauss and Newton's matrix.
@@ -35,7 +36,7 @@ class Leg(NamedTuple):
     """
 
     transform: optax.GradientTransformationExtraArgs
-    fosi: Fosi | None = None
+    fosi: Fosi | Layered | None = None
     since: int = 0
     searches: bool = False
     multiplies: bool = False
@@ -75,10 +76,11 @@ def build(
         matrix in the place of the Hessian.
       steps_a_round: in which the warm-up is counted.
       rate_factor: multiplies the rate; the control is the base alone at three times its rate.
-      model: the loss as a model and a convex loss of its outputs, without which there is no newton-cg.
+      model: the loss as a model and a convex loss of its outputs, without which there are no newton-cg and no layers.
       **options: FOSI's settings in the place of the task's; those of ``optax.lbfgs``, ``newton_cg``, ``soap``,
         ``optax.contrib.muon`` and ``sophia``; ``switch_at``, which must be given where one comes after another: how
-        many steps are the first's.
+        many steps are the first's; ``layers`` of what searches: so many steps between two estimates
+        of its coordinates.
     """
     settings.check(name)
     if name == "kfac":
@@ -125,18 +127,39 @@ def _outside(loss: Any) -> dict[str, Any]:
 
 def _searching(name: str, task: Task, loss: Any, model: ModelLoss | None, options: dict[str, Any]) -> Leg:
     # Not clipped: pairs of steps and clipped gradients say nothing of the curvature, nor does a model of the loss fit.
-    memory = {"memory_size": task.lbfgs_memory}
+    if name == "newton-cg":
+        if model is None:
+            raise ValueError(f"{name} wants model: the loss as a model and a convex loss of its outputs, got None")
+        return Leg(newton_cg(model, **options), searches=True, multiplies=True)
+    options = {"memory_size": task.lbfgs_memory, **options}
+    every = options.pop("layers", None)
+    if every is not None:
+        return _layered(name, task, loss, model, every, options)
     if name == "lbfgs":
         if "code" in options:
             raise ValueError(f"code is {options['code']!r}, of which there is a choice in PyTorch only: leave it out")
-        made = optax.lbfgs(**{**memory, **options}) if task.fosi is None else _fast_lbfgs(**{**memory, **options})
+        made = optax.lbfgs(**options) if task.fosi is None else _fast_lbfgs(**options)
         return Leg(made, searches=True, remembers=True)
-    if name == "fosi-lbfgs":
-        fosi = fosi_lbfgs(loss, **{**memory, **settings.AROUND_LBFGS, **_outside(loss), **options})
-        return Leg(optax.with_extra_args_support(fosi), fosi, searches=True, remembers=True)
+    fosi = _fosi_lbfgs(loss, options)
+    return Leg(optax.with_extra_args_support(fosi), fosi, searches=True, remembers=True)
+
+
+def _fosi_lbfgs(loss: Any, options: dict[str, Any]) -> Fosi:
+    return fosi_lbfgs(loss, **{**settings.AROUND_LBFGS, **_outside(loss), **options})
+
+
+def _layered(name: str, task: Task, loss: Any, model: ModelLoss | None, every: int, options: dict[str, Any]) -> Leg:
+    """The same in coordinates of the layers, which are estimated so often; FOSI's estimates come with them."""
     if model is None:
-        raise ValueError(f"{name} wants model: the loss as a model and a convex loss of its outputs, got None")
-    return Leg(newton_cg(model, **options), searches=True, multiplies=True)
+        raise ValueError(f"layers is {every} for {name}, which wants model: a loss of the model's outputs, got None")
+    if name == "fosi-lbfgs" and not isinstance(loss, ModelLoss):
+        raise ValueError(f"layers is {every}, with which FOSI estimates Gauss and Newton's matrix: give operator too")
+
+    def make(loss: ModelLoss) -> optax.GradientTransformation:
+        return _fosi_lbfgs(loss, options) if name == "fosi-lbfgs" else _fast_lbfgs(**options)
+
+    made = in_layers(make, model, every=every)
+    return Leg(made, made, searches=True, remembers=True)
 
 
 def _fast_lbfgs(memory_size: int, scaling: Any = "usual") -> optax.GradientTransformationExtraArgs:

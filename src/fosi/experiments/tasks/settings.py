@@ -20,8 +20,8 @@ PEERS = (*SECOND_ORDER, *RATES)
 AROUND = ("muon", "soap")
 """Those of them that FOSI can be around too, in JAX; its target is then theirs."""
 SECONDS = {
-    "fosi-lbfgs": ("memory_size",),
-    "lbfgs": ("memory_size", "scaling", "code"),
+    "fosi-lbfgs": ("memory_size", "layers"),
+    "lbfgs": ("memory_size", "scaling", "code", "layers"),
     "newton-cg": ("damping", "max_cg", "tolerance", "warm_start", "damping_factor", "min_damping"),
 }
 """What can go on where another has arrived, with its settings: ``-lbfgs`` after the other's name. Their steps end when

@@ -1,0 +1,208 @@
+"""An optimizer that works in coordinates of the layers: gradients go in, and its steps come out."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fosi.jax import layers
+from fosi.jax.curvature import Batches, ModelLoss
+from fosi.jax.spectrum import start_key
+from fosi.jax.transform import Fosi
+from fosi.schedule import Schedule
+
+MAX_DIM = 8192
+"""A side that is longer has no factor: to decompose one of 8,192 takes as long as some gradients of a large model."""
+
+
+class LayeredState(NamedTuple):
+    """State of ``in_layers``: arrays only.
+
+    Attributes:
+      count: updates done.
+      refreshes: estimates made.
+      metric: S, as factors for each leaf.
+      place: y, from 0 at each estimate.
+      inner: the state of the optimizer inside.
+    """
+
+    count: jax.Array  # type: ignore[assignment]
+    refreshes: jax.Array
+    metric: layers.Metric
+    place: Any
+    inner: Any
+
+
+class Layered(optax.GradientTransformationExtraArgs):
+    """What ``in_layers`` returns: an optax transformation that also knows when an estimate is due and how to make one.
+
+    ``inner`` is the optimizer inside.
+    """
+
+    inner: optax.GradientTransformationExtraArgs
+    schedule: Callable[[Any], Schedule]
+    refresh: Callable[..., Any]
+
+
+def in_layers(
+    make: Callable[[ModelLoss], optax.GradientTransformation],
+    loss_fn: ModelLoss,
+    *,
+    every: int = 50,
+    probes: int = 20,
+    damping: float = 1e-4,
+    max_dim: int = MAX_DIM,
+    seed: int = 0,
+) -> Layered:
+    """An optimizer in coordinates in which every layer's Gauss–Newton matrix is near the identity.
+
+    Parameters are x₀ + S y, and the optimizer trains y. S comes of two factors for each matrix of parameters (its
+    last axis against all others), by backward passes with random signs: the model is called as it is, and nothing need
+    be known of its layers. Every so many steps the factors are estimated anew and the optimizer begins anew, as what it
+    has learnt of one S means nothing with another. This is for full batches, where a few directions do not hold
+    training back but whole layers do: with ``fosi_lbfgs`` inside, V is then of what two factors cannot tell.
+
+    It is refreshed from outside: call ``refresh`` when ``schedule(params).due(step)``; before the first time S is the
+    identity. Inside ``optax.chain`` it must come last, or be followed by what leaves updates as they are.
+
+    Args:
+      make: make(loss) -> the optimizer, of a loss of (y, batch) that only ``refresh`` calls: a FOSI, with
+        ``refresh="external"``, which then estimates whenever the factors are, or any optax transformation.
+      loss_fn: the loss as a model and a convex loss of its outputs.
+      every: steps between two estimates; the first comes before the first step.
+      probes: backward passes of an estimate.
+      damping: how much flatter than the mean direction one may be taken for; the root of it goes to each factor.
+      max_dim: a matrix with a longer side has only its diagonal, as vectors and numbers have.
+      seed: of the random signs, with the count of estimates.
+
+    Returns:
+      A ``Layered``. Its ``update`` takes what the optimizer inside takes; ``value_fn`` is of the parameters, and
+      ``optax.value_and_grad_from_state`` saves a gradient a step where a line search is inside.
+
+    Raises:
+      TypeError: if ``loss_fn`` is no ``ModelLoss``.
+      ValueError: if a number is out of its range, or FOSI inside would refresh by itself.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from fosi.jax import ModelLoss, fosi_lbfgs, in_layers
+      >>> x = jnp.array([[100.0, 0.0], [0.0, 0.01]])
+      >>> loss = ModelLoss(lambda w, x: x @ w, lambda out, x: jnp.sum((out - 1) ** 2))
+      >>> given = {"k": 1, "num_matvecs": 4, "curvature": "gauss_newton", "refresh": "external"}
+      >>> opt = in_layers(lambda loss: fosi_lbfgs(loss, **given), loss, damping=1e-20)
+      >>> w = jnp.zeros((2, 2))
+      >>> state = opt.refresh(opt.init(w), w, batch=x)
+      >>> value_and_grad = optax.value_and_grad_from_state(lambda w: loss(w, x))
+      >>> for _ in range(3):
+      ...     value, grad = value_and_grad(w, state=state)
+      ...     given = {"value": value, "grad": grad, "value_fn": lambda w: loss(w, x)}
+      ...     updates, state = opt.update(grad, state, w, **given)
+      ...     w = optax.apply_updates(w, updates)
+      >>> print(f"{loss(jnp.zeros((2, 2)), x):.4f} {loss(w, x):.4f}")
+      4.0000 0.0000
+
+    References:
+      Ren and Goldfarb, Tensor Normal Training for Deep Learning Models, 2021: the factors.
+    """
+    _check(loss_fn, damping, every=every, probes=probes, max_dim=max_dim)
+
+    def model(place: Any, batch: Any) -> Any:
+        params, metric, examples = batch
+        return loss_fn.model_fn(jax.tree.map(_moved, params, layers.outside(metric, place)), examples)
+
+    made = make(ModelLoss(model, lambda outputs, batch: loss_fn.loss_fn(outputs, batch[2])))
+    if isinstance(made, Fosi) and not made.external:
+        raise ValueError("refresh must be 'external' for FOSI in in_layers, which refreshes it, got 'inline'")
+    inner = optax.with_extra_args_support(made)
+
+    def init(params: Any) -> LayeredState:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        count = jnp.zeros((), jnp.int32)
+        return LayeredState(count, jnp.copy(count), layers.identity(params, max_dim), zeros, inner.init(zeros))
+
+    def update(
+        updates: Any,
+        state: LayeredState,
+        params: Any = None,
+        *,
+        value_fn: Callable[[Any], Any] | None = None,
+        grad: Any = None,
+        **extra_args: Any,
+    ) -> tuple[Any, LayeredState]:
+        if params is None:
+            raise ValueError("params must be passed to update: steps are taken from them, got None")
+        metric, place = state.metric, state.place
+        if value_fn is not None:
+            theirs = value_fn
+
+            def value_at(y: Any) -> Any:
+                ahead = layers.outside(metric, jax.tree.map(jnp.subtract, y, place))
+                return theirs(jax.tree.map(_moved, params, ahead))
+
+            extra_args["value_fn"] = value_at
+        if grad is not None:
+            extra_args["grad"] = layers.inside(metric, grad)
+        steps, after = inner.update(layers.inside(metric, updates), state.inner, place, **extra_args)
+        # What a line search keeps, for ``optax.value_and_grad_from_state``, is read as the parameters' gradient.
+        kept = optax.tree.get_all_with_path(after, "grad")
+        if grad is not None and len(kept) == 1:
+            after = optax.tree.set(after, grad=layers.back(metric, kept[0][1]))
+        count = optax.safe_increment(state.count)
+        state = LayeredState(count, state.refreshes, metric, optax.apply_updates(place, steps), after)
+        return layers.outside(metric, steps), state
+
+    def refresh(state: Any, params: Any, *, batch: Any) -> Any:
+        if isinstance(batch, Batches):
+            raise ValueError("batch must be one batch, got Batches: the factors are of one")
+        ours = _own(state)
+        key = start_key(seed, ours.refreshes)
+        metric, place, fresh = _estimated(params, batch, key, ours.metric)
+        if isinstance(made, Fosi):
+            fresh = made.refresh(fresh, place, batch=(params, metric, batch))
+        new = ours._replace(refreshes=ours.refreshes + 1, metric=metric, place=place, inner=fresh)
+        return jax.tree.map(lambda s: new if _is_ours(s) else s, state, is_leaf=_is_ours)
+
+    @jax.jit
+    def _estimated(params: Any, batch: Any, key: jax.Array, before: layers.Metric) -> tuple[layers.Metric, Any, Any]:
+        new = layers.measure(loss_fn, params, batch, key, probes, damping, max_dim)
+        usable = jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(new)]).all()
+        metric = jax.tree.map(lambda x, old: jnp.where(usable, x, old), new, before)
+        place = jax.tree.map(jnp.zeros_like, params)
+        return metric, place, inner.init(place)
+
+    found = Layered(init, update)
+    found.inner, found.schedule, found.refresh = inner, lambda params: Schedule(0, every, probes), refresh
+    return found
+
+
+def _moved(params: jax.Array, ahead: jax.Array) -> jax.Array:
+    return params + ahead.astype(params.dtype)
+
+
+def _is_ours(node: Any) -> bool:
+    return isinstance(node, LayeredState)
+
+
+def _own(state: Any) -> LayeredState:
+    states = [s for s in jax.tree.leaves(state, is_leaf=_is_ours) if _is_ours(s)]
+    if len(states) != 1:
+        raise ValueError(f"state must hold exactly one LayeredState, found {len(states)} in {type(state).__name__}")
+    return states[0]
+
+
+def _check(loss_fn: Any, damping: Any, **whole: Any) -> None:
+    if not isinstance(loss_fn, ModelLoss):
+        raise TypeError(
+            f"loss_fn must be a fosi.jax.ModelLoss, a model and a convex loss of its outputs, got {loss_fn!r}"
+        )
+    for name, value in whole.items():
+        if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be an integer ≥ 1, got {value!r}")
+    if not isinstance(damping, int | float) or not (math.isfinite(damping) and damping > 0):
+        raise ValueError(f"damping must be a finite number > 0, got {damping!r}")

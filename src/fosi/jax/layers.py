@@ -1,0 +1,199 @@
+"""Coordinates in which the Gauss–Newton matrix of every layer is near the identity.
+
+A matrix W of m × n parameters has a block of that matrix to itself, mn × mn numbers, and A ⊗ B / tr A stands for it:
+A = E U Uᵀ, B = E Uᵀ U, with U the part for W of Jᵀ H^½ z. J is the Jacobian of the model's outputs, H the second
+derivative of the loss of them, and z random signs, so that E u uᵀ is the Gauss–Newton matrix, whatever the model is
+made of: a probe is a backward pass. In y = S⁻¹ x, with S Sᵀ = (A ⊗ B / tr A)⁻¹, the block is the identity as far as the
+product of two factors can tell. What it cannot tell is left to the optimizer that works there.
+
+Ren and Goldfarb, Tensor Normal Training for Deep Learning Models (2021), have the factors, of sampled gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jax.scipy.linalg import solve_triangular
+
+from fosi.jax import lanczos
+from fosi.jax import space as sp
+from fosi.jax.curvature import ModelLoss
+
+_ROOT_STEPS = 5
+"""Lanczos steps for H^½ z: exact where H has as many eigenvalues, as the residuals of an equation have, and elsewhere
+far better than the factors are."""
+_HIGHEST = jax.lax.Precision.HIGHEST
+
+
+class Factors(NamedTuple):
+    """The Cholesky factors of one leaf's two matrices; of a leaf that is no matrix the roots of its diagonal alone.
+
+    Their inverses too, since every trial of a line search multiplies by them, which takes a fraction of solving.
+
+    Attributes:
+      left: L with L Lᵀ = A, the leaf being a matrix with its last axis for columns; None for one that is none.
+      right: R with R Rᵀ = B, or the roots of the diagonal, in the leaf's shape.
+      over_left: L⁻¹.
+      over_right: R⁻¹, or one over the roots.
+    """
+
+    left: jax.Array | None
+    right: jax.Array
+    over_left: jax.Array | None
+    over_right: jax.Array
+
+
+Metric = tuple[Factors, ...]
+"""Factors for each leaf."""
+
+
+class _Moments(NamedTuple):
+    """Sums over probes: U Uᵀ and Uᵀ U, or None and the squares of a leaf that is no matrix."""
+
+    left: jax.Array | None
+    right: jax.Array
+
+
+def identity(params: Any, max_dim: int) -> Metric:
+    """The metric that changes nothing."""
+
+    def one(leaf: jax.Array) -> Factors:
+        dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+        if not _is_matrix(leaf, max_dim):
+            return Factors(None, jnp.ones(leaf.shape, dtype), None, jnp.ones(leaf.shape, dtype))
+        sizes = 2 * (leaf.size // leaf.shape[-1], leaf.shape[-1])
+        return Factors(*(jnp.eye(size, dtype=dtype) for size in sizes))  # no array twice: a state may be given away
+
+    return tuple(one(leaf) for leaf in jax.tree.leaves(params))
+
+
+def measure(
+    loss: ModelLoss, params: Any, batch: Any, key: jax.Array, probes: int, damping: float, max_dim: int
+) -> Metric:
+    """The metric at ``params``, of so many probes.
+
+    Each factor has √damping of its own mean eigenvalue added to its diagonal, and no leaf is taken for flatter than
+    ``damping`` of the mean of all.
+    """
+    outputs, pull = jax.vjp(lambda p: loss.model_fn(p, batch), params)
+    across = jax.linearize(jax.grad(lambda o: loss.loss_fn(o, batch)), outputs)[1]
+    flat, shape = ravel_pytree(outputs)
+
+    def product(vector: sp.Vector) -> sp.Vector:
+        assert isinstance(vector, jax.Array)
+        moved: jax.Array = ravel_pytree(across(shape(vector)))[0]
+        return moved
+
+    def probe(key: jax.Array) -> list[_Moments]:
+        signs = jax.random.rademacher(key, flat.shape, flat.dtype)
+        (pulled,) = pull(shape(_root_times(product, signs)))
+        return [_moments(u, max_dim) for u in jax.tree.leaves(pulled)]
+
+    def add(total: list[_Moments], key: jax.Array) -> tuple[list[_Moments], None]:
+        return jax.tree.map(jnp.add, total, probe(key)), None
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(probe, key))
+    total, _ = jax.lax.scan(add, zeros, jax.random.split(key, probes))
+    moments = jax.tree.map(lambda x: x / probes, total)
+    mass = sum((jnp.trace(m.right) if m.left is not None else jnp.sum(m.right) for m in moments), jnp.zeros(()))
+    least = jnp.where(mass > 0, damping * mass / sum(leaf.size for leaf in jax.tree.leaves(params)), 1)
+    return tuple(_factored(m, damping, least) for m in moments)
+
+
+def _root_times(product: lanczos.Matvec, vector: jax.Array) -> jax.Array:
+    """H^½ z for a positive semi-definite H, by Lanczos from z."""
+    steps = min(_ROOT_STEPS, vector.size)
+    found = lanczos.lanczos(
+        product,
+        vector,
+        jnp.zeros((steps, vector.size), vector.dtype),
+        breakdown=10 * float(jnp.finfo(vector.dtype).eps),
+    )
+    off = found.betas[:-1]
+    values, vectors = jnp.linalg.eigh(jnp.diag(found.alphas) + jnp.diag(off, 1) + jnp.diag(off, -1))
+    coefficients = vectors @ (jnp.sqrt(jnp.maximum(values, 0)) * vectors[0])
+    assert isinstance(found.basis, jax.Array)  # of vectors that are arrays, not trees
+    root: jax.Array = jnp.matmul(coefficients, found.basis, precision=_HIGHEST)
+    return jnp.linalg.norm(vector) * root
+
+
+def _is_matrix(leaf: Any, max_dim: int) -> bool:
+    return leaf.ndim >= 2 and max(leaf.size // leaf.shape[-1], leaf.shape[-1]) <= max_dim
+
+
+def _moments(u: jax.Array, max_dim: int) -> _Moments:
+    u = u.astype(jnp.promote_types(u.dtype, jnp.float32))  # there is no Cholesky decomposition in half precision
+    if not _is_matrix(u, max_dim):
+        return _Moments(None, u**2)
+    u = u.reshape(-1, u.shape[-1])
+    return _Moments(jnp.matmul(u, u.T, precision=_HIGHEST), jnp.matmul(u.T, u, precision=_HIGHEST))
+
+
+def _factored(moments: _Moments, damping: float, least: jax.Array) -> Factors:
+    """Of A and B, or of a diagonal."""
+    left, right = moments
+    more = jnp.sqrt(damping)
+    if left is None:
+        diagonal = jnp.sqrt(jnp.maximum(right + more * jnp.mean(right), least))
+        return Factors(None, diagonal, None, 1 / diagonal)
+    trace = jnp.trace(left)
+    scale = jnp.maximum(trace / (len(left) * len(right)), least)  # the mean eigenvalue of A ⊗ B / tr A
+
+    def root(matrix: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+        eye = jnp.eye(len(matrix), dtype=matrix.dtype)
+        # To a mean eigenvalue of 1. A leaf that nothing depends on has no trace.
+        matrix = jnp.where(trace > 0, matrix * len(matrix) / trace + more * eye, eye)
+        factor = jnp.sqrt(scale) * jnp.linalg.cholesky(matrix)
+        return factor, solve_triangular(factor, eye, lower=True)
+
+    (left, over_left), (right, over_right) = root(left, jnp.ones(())), root(right, scale)
+    return Factors(left, right, over_left, over_right)
+
+
+def _each(function: Callable[[Factors, jax.Array], jax.Array], metric: Metric, tree: Any) -> Any:
+    leaves, shape = jax.tree.flatten(tree)
+    changed = []
+    for factors, leaf in zip(metric, leaves, strict=True):
+        matrix = leaf if factors.left is None else leaf.reshape(len(factors.left), -1)
+        changed.append(function(factors, matrix).reshape(leaf.shape).astype(leaf.dtype))
+    return jax.tree.unflatten(shape, changed)
+
+
+def _product(left: jax.Array, middle: jax.Array, right: jax.Array) -> jax.Array:
+    found: jax.Array = jnp.linalg.multi_dot([left, middle, right], precision=_HIGHEST)
+    return found
+
+
+def inside(metric: Metric, gradient: Any) -> Any:
+    """Sᵀ g: a gradient by the parameters becomes one by the coordinates."""
+
+    def one(factors: Factors, g: jax.Array) -> jax.Array:
+        if factors.over_left is None:
+            return g * factors.over_right
+        return _product(factors.over_left, g, factors.over_right.T)
+
+    return _each(one, metric, gradient)
+
+
+def outside(metric: Metric, step: Any) -> Any:
+    """S y: a step in the coordinates becomes one of the parameters."""
+
+    def one(factors: Factors, y: jax.Array) -> jax.Array:
+        if factors.over_left is None:
+            return y * factors.over_right
+        return _product(factors.over_left.T, y, factors.over_right)
+
+    return _each(one, metric, step)
+
+
+def back(metric: Metric, gradient: Any) -> Any:
+    """S⁻ᵀ g: what ``inside`` has made of a gradient becomes that again."""
+
+    def one(factors: Factors, g: jax.Array) -> jax.Array:
+        return g * factors.right if factors.left is None else _product(factors.left, g, factors.right.T)
+
+    return _each(one, metric, gradient)

@@ -1,0 +1,252 @@
+"""Coordinates of the layers against dense matrices: the factors, S in all directions, and optimizers in it."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fosi.jax import Batches, ModelLoss, fosi_adam, fosi_lbfgs, in_layers, layers
+from tests.jax.running import x64
+from tests.problems import symmetric
+
+MAX = 100
+
+
+@pytest.fixture(autouse=True)
+def in_float64():
+    with x64(np.float64):
+        yield
+
+
+def network():
+    """Two matrices, one of them with three axes, a vector, a number and a leaf that nothing depends on."""
+    rng = np.random.default_rng(0)
+    params = {
+        "first": {"w": rng.normal(size=(3, 4)), "b": rng.normal(size=4)},
+        "second": rng.normal(size=(2, 2, 3)),
+        "shift": np.array(0.3),
+        "unused": rng.normal(size=(2, 2)),
+    }
+    batch = rng.normal(size=(8, 3)) * [3.0, 1.0, 0.3], rng.integers(0, 3, 8)
+
+    def model(params, batch):
+        hidden = jnp.tanh(batch[0] @ params["first"]["w"] + params["first"]["b"][None])
+        return hidden @ params["second"].reshape(4, 3) + params["shift"] * jnp.arange(3.0)[None]
+
+    def loss(outputs, batch):
+        return -jnp.mean(jax.nn.log_softmax(outputs)[jnp.arange(len(outputs)), batch[1]])
+
+    return ModelLoss(model, loss), jax.tree.map(jnp.asarray, params), jax.tree.map(jnp.asarray, batch)
+
+
+def ravelled(tree):
+    return np.asarray(jax.flatten_util.ravel_pytree(tree)[0])
+
+
+def dense_gauss_newton(loss, params, batch):
+    flat, shape = jax.flatten_util.ravel_pytree(params)
+    outputs = loss.model_fn(params, batch)
+    J = jax.jacobian(lambda x: loss.model_fn(shape(x), batch).ravel())(flat)
+    H = jax.hessian(lambda o: loss.loss_fn(o.reshape(outputs.shape), batch))(outputs.ravel())
+    return np.asarray(J.T @ H @ J)
+
+
+def blocks_of(params, matrix):
+    """The diagonal blocks of a matrix, by leaf."""
+    ends = np.cumsum([0, *(leaf.size for leaf in jax.tree.leaves(params))])
+    return [matrix[a:b, a:b] for a, b in itertools.pairwise(ends)]
+
+
+def damped(block, shape, damping, least):
+    """A ⊗ B / tr A with what is added to each, by the block itself: partial traces in the place of means."""
+    if len(shape) < 2:
+        return np.diag(np.maximum(np.diag(block) + np.sqrt(damping) * np.diag(block).mean(), least))
+    rows, columns = int(np.prod(shape[:-1])), shape[-1]
+    parts = block.reshape(rows, columns, rows, columns)
+    A, B, trace = np.einsum("ikjk->ij", parts), np.einsum("kikj->ij", parts), np.trace(block)
+    if trace == 0:
+        return least * np.eye(rows * columns)
+    A = A * rows / trace + np.sqrt(damping) * np.eye(rows)
+    B = B * columns / trace + np.sqrt(damping) * np.eye(columns)
+    return max(trace / block.shape[0], least) * np.kron(A, B)
+
+
+def matrix_of(function, params):
+    """The dense matrix of a linear map of trees."""
+    flat, shape = jax.flatten_util.ravel_pytree(params)
+    return np.stack([ravelled(function(shape(row))) for row in jnp.eye(len(flat))], axis=1)
+
+
+def test_factors_are_those_of_the_dense_blocks():
+    """Of a loss whose second derivative is not diagonal; the mean of many probes."""
+    loss, params, batch = network()
+    metric = layers.measure(loss, params, batch, jax.random.key(0), 40_000, 1e-2, MAX)
+    G = dense_gauss_newton(loss, params, batch)
+    found = np.linalg.inv(matrix_of(lambda g: layers.outside(metric, layers.inside(metric, g)), params))
+    least = 1e-2 * np.trace(G) / len(G)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
+    assert least > 0 and [len(shape) for shape in shapes] == [1, 2, 3, 0, 2]
+    pieces = zip(blocks_of(params, G), blocks_of(params, found), shapes, strict=True)
+    for block, got, shape in pieces:
+        wanted = damped(block, shape, 1e-2, least)
+        np.testing.assert_allclose(got, wanted, atol=0.03 * np.abs(wanted).max())
+    # Nothing stands between the leaves.
+    joined = jax.scipy.linalg.block_diag(*blocks_of(params, found))
+    np.testing.assert_allclose(found, joined, atol=1e-9 * np.abs(found).max())
+
+
+def test_one_probe_is_exact_where_there_is_one_output():
+    params = {"w": jnp.asarray(np.random.default_rng(1).normal(size=(2, 3))), "b": jnp.ones(3)}
+    x = jnp.array([1.0, 2.0])
+    loss = ModelLoss(lambda p, x: jnp.sum(jnp.tanh(x @ p["w"] + p["b"])), lambda o, x: 3 * o**2)
+    metric = layers.measure(loss, params, x, jax.random.key(2), 1, 1e-6, MAX)
+    G = dense_gauss_newton_of_one(loss, params, x)
+    found = np.linalg.inv(matrix_of(lambda g: layers.outside(metric, layers.inside(metric, g)), params))
+    pieces = zip(blocks_of(params, G), blocks_of(params, found), [(3,), (2, 3)], strict=True)
+    for block, got, shape in pieces:
+        wanted = damped(block, shape, 1e-6, 1e-6 * np.trace(G) / len(G))
+        np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-9)
+
+
+def dense_gauss_newton_of_one(loss, params, batch):
+    g = ravelled(jax.grad(lambda p: loss.model_fn(p, batch))(params))
+    return 6 * np.outer(g, g)
+
+
+@pytest.mark.parametrize("eigenvalues", [[2.0] * 6, [5.0, 5.0, 1.0, 0.1, 0.0, 0.0], [0.0] * 6, [3.0]])
+def test_roots_times_vectors(eigenvalues):
+    H = jnp.asarray(symmetric(eigenvalues, seed=3))
+    z = jnp.asarray(np.random.default_rng(4).normal(size=len(eigenvalues)))
+    values, vectors = np.linalg.eigh(H)
+    wanted = vectors @ (np.sqrt(np.maximum(values, 0)) * (vectors.T @ z))
+    np.testing.assert_allclose(layers._root_times(lambda v: H @ v, z), wanted, atol=1e-7)
+
+
+def test_directions_of_s():
+    """Sᵀ, S and S⁻ᵀ are one matrix's; the identity is what it says; a side that is too long has a diagonal."""
+    loss, params, batch = network()
+    for largest in (MAX, 3):
+        metric = layers.measure(loss, params, batch, jax.random.key(0), 7, 1e-3, largest)
+        S = matrix_of(lambda y, m=metric: layers.outside(m, y), params)
+        np.testing.assert_allclose(matrix_of(lambda g, m=metric: layers.inside(m, g), params), S.T, atol=1e-12)
+        np.testing.assert_allclose(
+            matrix_of(lambda g, m=metric: layers.back(m, g), params) @ S.T, np.eye(len(S)), atol=1e-9
+        )
+        assert [factors.left is None for factors in metric] == [True, largest == 3, largest == 3, True, False]
+        same = layers.identity(params, largest)
+        assert jax.tree.structure(same) == jax.tree.structure(metric)
+        for function in (layers.inside, layers.outside, layers.back):
+            np.testing.assert_array_equal(matrix_of(lambda x, f=function, m=same: f(m, x), params), np.eye(len(S)))
+
+
+def test_gradient_descent_inside_is_divided_by_the_metric():
+    loss, params, batch = network()
+    opt = in_layers(lambda _: optax.sgd(0.5), loss, probes=5, damping=1e-2, seed=3)
+    state, grads = opt.init(params), jax.grad(loss)(params, batch)
+    before, state = opt.update(grads, state, params)
+    np.testing.assert_allclose(ravelled(before), -0.5 * ravelled(grads), rtol=1e-12)  # S is the identity at first
+    state = opt.refresh(state, params, batch=batch)
+    S = matrix_of(lambda y: layers.outside(state.metric, y), params)
+    assert np.abs(S - np.eye(len(S))).max() > 0.1
+    after, state = opt.update(grads, state, params)
+    np.testing.assert_allclose(ravelled(after), -0.5 * S @ S.T @ ravelled(grads), rtol=1e-9)
+    np.testing.assert_allclose(ravelled(state.place), -0.5 * S.T @ ravelled(grads), rtol=1e-9)
+    assert (int(state.count), int(state.refreshes)) == (2, 1)
+    again = opt.refresh(state, params, batch=batch)
+    assert not np.allclose(ravelled(again.metric), ravelled(state.metric))  # other signs
+    assert not ravelled(again.place).any()
+
+
+def test_least_squares_of_one_matrix_take_one_step():
+    """XᵀX ⊗ I is a product of two factors: with many probes S Sᵀ is next to the inverse of half the Hessian."""
+    rng = np.random.default_rng(5)
+    x = jnp.asarray(rng.normal(size=(30, 4)) * [100.0, 10.0, 1.0, 0.1])
+    target = x @ jnp.asarray(rng.normal(size=(4, 5)))
+    loss = ModelLoss(lambda w, x: x @ w, lambda out, x: jnp.sum((out - target) ** 2))
+    opt = in_layers(lambda _: optax.sgd(1.0), loss, probes=20_000, damping=1e-20)
+    w = jnp.zeros((4, 5))
+    state = opt.refresh(opt.init(w), w, batch=x)
+    updates, state = opt.update(jax.grad(loss)(w, x), state, w)
+    assert loss(optax.apply_updates(w, updates), x) < 1e-3 * loss(w, x)
+
+
+def test_fosi_inside_estimates_what_is_left():
+    """The eigenvalues of Sᵀ G S, dense; and steps of it come out."""
+    loss, params, batch = network()
+    options = {"k": 3, "num_matvecs": 20, "precision": "float64", "curvature": "gauss_newton", "refresh": "external"}
+    opt = in_layers(lambda inner: fosi_lbfgs(inner, memory_size=5, **options), loss, damping=1e-2)
+    state = opt.refresh(opt.init(params), params, batch=batch)
+    S, G = matrix_of(lambda y: layers.outside(state.metric, y), params), dense_gauss_newton(loss, params, batch)
+    np.testing.assert_allclose(state.inner.eigenvalues, np.linalg.eigvalsh(S.T @ G @ S)[:-4:-1], rtol=1e-8)
+    assert state.inner.accepted.all()
+
+
+@pytest.mark.parametrize("inside", ["fosi", "optax"])
+def test_a_search_keeps_the_gradient_that_its_caller_wants(inside):
+    """Every step's loss and gradient out of the state are those at the parameters; the loss falls; under jit."""
+    loss, params, batch = network()
+    options = {"k": 3, "curvature": "gauss_newton", "refresh": "external"}
+    make = {"fosi": lambda inner: fosi_lbfgs(inner, **options), "optax": lambda _: optax.lbfgs()}[inside]
+    opt = in_layers(make, loss, every=4, damping=1e-2)
+    value_and_grad = optax.value_and_grad_from_state(lambda p: loss(p, batch))
+    calls = []
+
+    @jax.jit
+    def step(params, state):
+        value, grad = value_and_grad(params, state=state)
+        given = {"value": value, "grad": grad, "value_fn": lambda p: loss(p, batch)}
+        updates, state = opt.update(grad, state, params, **given)
+        return optax.apply_updates(params, updates), state, value, grad
+
+    state, schedule, first = opt.init(params), opt.schedule(params), float(loss(params, batch))
+    for i in range(10):
+        if schedule.due(i):
+            state = opt.refresh(state, params, batch=batch)
+            calls.append(i)
+        wanted = jax.value_and_grad(loss)(params, batch)
+        params, state, value, grad = step(params, state)
+        np.testing.assert_allclose(value, wanted[0], rtol=1e-10)
+        np.testing.assert_allclose(ravelled(grad), ravelled(wanted[1]), rtol=1e-7, atol=1e-12)
+    assert calls == [0, 4, 8] and int(state.refreshes) == 3
+    assert float(loss(params, batch)) < 0.4 * first
+
+
+def test_half_precision_and_a_chain():
+    loss, params, batch = network()
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    opt = optax.chain(optax.clip(1.0), in_layers(lambda _: optax.sgd(0.1), loss, damping=1e-2))
+    state = opt.init(params)
+    inner = in_layers(lambda _: optax.sgd(0.1), loss, damping=1e-2)
+    state = inner.refresh(
+        state, params, batch=jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.ndim > 1 else x, batch)
+    )
+    updates, _ = opt.update(jax.grad(loss)(params, batch), state, params)
+    assert {x.dtype for x in jax.tree.leaves(updates)} == {jnp.dtype(jnp.bfloat16)}
+    assert all(np.isfinite(ravelled(jax.tree.map(lambda x: x.astype(jnp.float32), updates))))
+
+
+def test_what_will_not_do_is_named():
+    loss, params, batch = network()
+
+    def inside(loss):
+        return optax.sgd(0.1)
+
+    with pytest.raises(TypeError, match=r"loss_fn must be a fosi\.jax\.ModelLoss"):
+        in_layers(inside, loss.loss_fn)
+    wrong = [{"every": 0}, {"probes": 2.5}, {"max_dim": True}, {"damping": 0.0}, {"damping": float("inf")}]
+    for given in wrong:
+        (name,) = given
+        with pytest.raises(ValueError, match=f"{name} must be .*, got {given[name]}"):
+            in_layers(inside, loss, **given)
+    with pytest.raises(ValueError, match="refresh must be 'external' for FOSI in in_layers"):
+        in_layers(lambda loss: fosi_adam(0.1, loss, k=2), loss)
+    opt = in_layers(inside, loss)
+    with pytest.raises(ValueError, match="params must be passed"):
+        opt.update(params, opt.init(params))
+    with pytest.raises(ValueError, match="batch must be one batch, got Batches"):
+        opt.refresh(opt.init(params), params, batch=Batches([batch, batch]))
+    with pytest.raises(ValueError, match="exactly one LayeredState, found 0 in tuple"):
+        opt.refresh((), params, batch=batch)
