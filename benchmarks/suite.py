@@ -27,6 +27,8 @@ AFTER = {"switch_at": 1000}
 PAIRS = {"memory_size": 300}
 GAUSS_NEWTON = {"operator": "gauss_newton"}
 AROUND_LBFGS = {**AFTER, **PAIRS, **GAUSS_NEWTON}
+LAYERS = {"memory_size": 30, "layers": 50, "switch_at": 50}
+"""L-BFGS in coordinates of the layers, which begins anew with each estimate of them: it has no use for more pairs."""
 LONGER = {"alpha": 0.1}
 """Ten times the preset's Newton step around Adam, which was the preset's own until it was seen to diverge."""
 
@@ -155,6 +157,8 @@ ABLATIONS = {
             for name, x, curvature in (("soap-lbfgs", {}, "fixed"), ("soap-fosi-lbfgs", GAUSS_NEWTON, "part"))
         ),
         Entry("soap-fosi-lbfgs", {"memory_size": 100, "switch_at": 50, **GAUSS_NEWTON}, curvature="part"),
+        Entry("soap-lbfgs", LAYERS, curvature="part"),
+        Entry("soap-fosi-lbfgs", {**LAYERS, **GAUSS_NEWTON, "k": 10, "num_matvecs": 15}, curvature="part"),
     ),
     "torch": (
         Entry("adam"),

@@ -131,6 +131,19 @@ def test_a_control_sets_no_target_and_stands_beside_the_ratio(tmp_path):
     )
 
 
+def test_what_has_fosis_coordinates_and_no_estimates_is_a_control(tmp_path):
+    curves = [
+        run(tmp_path, "lbfgs", [4.0, 3.0, 2.0]),
+        run(tmp_path, "lbfgs", [4.0, 2.0, 1.0], layers=50),
+        run(tmp_path, "fosi-lbfgs", [2.0, 1.0, 0.5], layers=50),
+    ]
+    ((kind, known),) = standings.kinds(curves).items()
+    assert [entry.control for entry in known] == ["layers" in e.settings and e.optimizer == "lbfgs" for e in known]
+    assert standings.best_peer(known).loss == 2.0 and standings.best_control(known).loss == 1.0
+    said = suite_report.section("wave", kind, known)[1]
+    assert "The control is lbfgs in coordinates of the layers, without FOSI's estimates, loss 1, 0.67 to that" in said
+
+
 def test_runs_that_cannot_be_compared_are_kept_apart(tmp_path):
     same = run(tmp_path, "adam", [2.0])
     other = Curve(**{**vars(same), "environment": {**same.environment, "device": "other"}})

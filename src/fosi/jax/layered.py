@@ -56,7 +56,7 @@ def in_layers(
     *,
     every: int = 50,
     probes: int = 20,
-    damping: float = 1e-4,
+    damping: float = 1e-3,
     max_dim: int = MAX_DIM,
     seed: int = 0,
 ) -> Layered:

@@ -62,9 +62,10 @@ class Entry:
 
     @property
     def control(self) -> bool:
-        """Whether it is L-BFGS as it is inside FOSI, without any estimate: against it FOSI has its metric alone."""
-        scaled = any(curve.plan.options.get("scaling") == "geometric" for curve in self.runs.values())
-        return scaled and not settings.with_fosi(self.optimizer)
+        """Whether it is L-BFGS as it is inside FOSI, without FOSI's estimates: against it FOSI has its metric alone."""
+        given = [curve.plan.options for curve in self.runs.values()]
+        inside = any(options.get("scaling") == "geometric" or "layers" in options for options in given)
+        return inside and not settings.with_fosi(self.optimizer)
 
     @property
     def name(self) -> str:

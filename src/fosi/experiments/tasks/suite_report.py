@@ -106,8 +106,11 @@ def section(task: str, kind: Kind, known: Sequence[Entry]) -> list[str]:
             words += f" {against('first-order or quasi-Newton peer', first, ours, precision)}"
         if control := standings.best_control(known):
             said = "; ".join(f"{entry.optimizer} {ratio(entry, control)}" for entry in ours)
+            layered = any("layers" in curve.plan.options for curve in control.runs.values())
+            how = "with the scaling that FOSI has and no estimates"
+            how = "in coordinates of the layers, without FOSI's estimates" if layered else how
             words += (
-                f" The control is {control.optimizer} with the scaling that FOSI has and no estimates, loss "
+                f" The control is {control.optimizer} {how}, loss "
                 f"{markdown.number(control.loss, precision)}, {ratio(control, first)} to that of {first.optimizer}; "
                 "seconds to the control's, of its own: "
                 f"{said}."
