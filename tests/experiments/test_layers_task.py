@@ -78,8 +78,9 @@ def test_it_comes_after_another_and_goes_on_from_its_bytes():
     ("task", "name", "given", "message"),
     [
         ("deep-ae", "fosi-lbfgs", {"layers": 3}, "layers is 3, with which FOSI estimates Gauss and Newton's matrix"),
-        ("deep-ae", "lbfgs", {"layers": 0}, "every must be an integer ≥ 1, got 0"),
-        ("lm", "lbfgs", {"layers": 3}, "does not say what its loss is made of"),
+        ("deep-ae", "lbfgs", {"layers": 0}, "layers is 0; give 1 or more steps"),
+        ("deep-ae", "lbfgs", {"layers": 3, "warmup": 2}, "warmup is 2, but estimates are made as layers says"),
+        ("lm", "lbfgs", {"layers": 3}, "layers is 3, but this task does not say what its loss is made of"),
     ],
 )
 def test_layers_that_there_are_not(task, name, given, message):

@@ -234,7 +234,7 @@ def test_a_diagnosis_of_it():
     for found in (listed, made_of):
         np.testing.assert_allclose(found.eigenvalues, expected.eigenvalues, rtol=1e-9)
         assert found.smallest > -1e-9 > 1e3 * hessian.smallest
-    with pytest.raises(ValueError, match=r"'gauss_newton' needs closure=fosi\.torch\.ModelLoss"):
+    with pytest.raises(ValueError, match=r"'gauss_newton' needs closure\(batch\)=fosi\.torch\.ModelLoss"):
         diagnose(lambda half: split(params, half)(), params, halves, **given)
 
 
@@ -270,6 +270,12 @@ WRONG = {
     "once": (Once.apply, _square, ValueError, "once_differentiable"),
     "backward": (_backwards, _square, ValueError, "without calling backward"),
     "other outputs": (lambda w: w + 1, lambda outputs: torch.ones(()), ValueError, "loss_fn returned a loss without a"),
+    "once, in the loss": (
+        lambda w: w + 1,
+        lambda o: Once.apply(o).sum() + o.sum() ** 2,
+        ValueError,
+        "marked @once_diff",
+    ),
     "many numbers": (lambda w: w + 1, lambda outputs: outputs**2, ValueError, r"loss_fn must return one real number"),
     "a number": (lambda w: w + 1, lambda outputs: 3.0, TypeError, "loss_fn must return the loss as a tensor"),
 }
@@ -281,6 +287,33 @@ def test_a_loss_that_will_not_do_is_named(name):
     w = torch.ones(3, requires_grad=True)
     with pytest.raises(error, match=message):
         estimate_spectrum(ModelLoss(lambda: model(w), loss), [w], k=1, curvature="gauss_newton")
+
+
+def test_a_loss_that_passes_its_outputs_by_is_named():
+    w = torch.ones(3, requires_grad=True)
+    with pytest.raises(ValueError, match="does not depend on what model_fn returned"):
+        estimate_spectrum(ModelLoss(lambda: w + 1, lambda outputs: _square(w)), [w], k=1, curvature="gauss_newton")
+
+
+def test_losses_that_write_over_their_outputs_or_hand_them_on():
+    params, batch, found, G = problem_of(squares)
+
+    def in_place(outputs):
+        return outputs.sub_(batch["y"]).square_().sum() / len(batch["y"])
+
+    assert_pairs(estimate_spectrum(ModelLoss(found.model_fn, in_place), params, **ALL), G, 2, 0, 1e-8)
+    handed_on = estimate_spectrum(ModelLoss(found, lambda outputs: outputs), params, **ALL)  # linear: no curvature
+    assert not handed_on.accepted.any()
+
+
+def test_outputs_that_do_not_move_with_a_parameter():
+    w, v = (torch.ones(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    loss = ModelLoss(lambda: (w * torch.arange(1.0, 4), torch.round(v)), lambda o: _square(o[0]) + _square(o[1]))
+    found = estimate_spectrum(loss, [w, v], k=3, num_matvecs=6, curvature="gauss_newton")
+    np.testing.assert_allclose(found.eigenvalues, [18, 8, 2], rtol=1e-5)
+    assert found.eigenvectors[1].abs().max() < 1e-6
+    still = ModelLoss(lambda: torch.round(v), _square)
+    assert not estimate_spectrum(still, [v], k=1, curvature="gauss_newton").accepted.any()
 
 
 def test_parameters_of_another_model_are_named():

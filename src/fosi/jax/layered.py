@@ -14,7 +14,7 @@ import optax
 from fosi.jax import layers
 from fosi.jax.curvature import Batches, ModelLoss
 from fosi.jax.spectrum import start_key
-from fosi.jax.transform import Fosi
+from fosi.jax.transform import Fosi, FosiState, only
 from fosi.schedule import Schedule
 
 MAX_DIM = 8192
@@ -25,14 +25,12 @@ class LayeredState(NamedTuple):
     """State of ``in_layers``: arrays only.
 
     Attributes:
-      count: updates done.
       refreshes: estimates made.
       metric: S, as factors for each leaf.
       place: y, from 0 at each estimate.
       inner: the state of the optimizer inside.
     """
 
-    count: jax.Array  # type: ignore[assignment]
     refreshes: jax.Array
     metric: layers.Metric
     place: Any
@@ -67,6 +65,9 @@ def in_layers(
     be known of its layers. Every so many steps the factors are estimated anew and the optimizer begins anew, as what it
     has learnt of one S means nothing with another. This is for full batches, where a few directions do not hold
     training back but whole layers do: with ``fosi_lbfgs`` inside, V is then of what two factors cannot tell.
+
+    What is inside sees y, which begins at 0 with each estimate, and has no memory from before: weight decay inside
+    would pull back to x₀ (have it in the loss), and schedules inside begin anew (have them after this in a chain).
 
     It is refreshed from outside: call ``refresh`` when ``schedule(params).due(step)``; before the first time S is the
     identity. Inside ``optax.chain`` it must come last, or be followed by what leaves updates as they are.
@@ -122,9 +123,14 @@ def in_layers(
     inner = optax.with_extra_args_support(made)
 
     def init(params: Any) -> LayeredState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        count = jnp.zeros((), jnp.int32)
-        return LayeredState(count, jnp.copy(count), layers.identity(params, max_dim), zeros, inner.init(zeros))
+        place = _zeros(params)
+        begun = inner.init(place)
+        if not isinstance(made, Fosi) and any(_is_fosi(s) for s in jax.tree.leaves(begun, is_leaf=_is_fosi)):
+            raise ValueError(
+                f"make must return FOSI itself, which in_layers refreshes, or what has none in it, got {made!r}: put "
+                "clipping and the like around in_layers"
+            )
+        return LayeredState(jnp.zeros((), jnp.int32), layers.identity(params, max_dim), place, begun)
 
     def update(
         updates: Any,
@@ -152,15 +158,14 @@ def in_layers(
         # What a line search keeps, for ``optax.value_and_grad_from_state``, is read as the parameters' gradient.
         kept = optax.tree.get_all_with_path(after, "grad")
         if grad is not None and len(kept) == 1:
-            after = optax.tree.set(after, grad=layers.back(metric, kept[0][1]))
-        count = optax.safe_increment(state.count)
-        state = LayeredState(count, state.refreshes, metric, optax.apply_updates(place, steps), after)
-        return layers.outside(metric, steps), state
+            after = optax.tree.set(after, grad=optax.tree.cast_like(layers.back(metric, kept[0][1]), grad))
+        state = LayeredState(state.refreshes, metric, optax.apply_updates(place, steps), after)
+        return optax.tree.cast_like(layers.outside(metric, steps), updates), state
 
     def refresh(state: Any, params: Any, *, batch: Any) -> Any:
         if isinstance(batch, Batches):
             raise ValueError("batch must be one batch, got Batches: the factors are of one")
-        ours = _own(state)
+        ours = only(state, LayeredState)
         key = start_key(seed, ours.refreshes)
         metric, place, fresh = _estimated(params, batch, key, ours.metric)
         if isinstance(made, Fosi):
@@ -173,12 +178,21 @@ def in_layers(
         new = layers.measure(loss_fn, params, batch, key, probes, damping, max_dim)
         usable = jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(new)]).all()
         metric = jax.tree.map(lambda x, old: jnp.where(usable, x, old), new, before)
-        place = jax.tree.map(jnp.zeros_like, params)
+        place = _zeros(params)
         return metric, place, inner.init(place)
 
     found = Layered(init, update)
     found.inner, found.schedule, found.refresh = inner, lambda params: Schedule(0, every, probes), refresh
     return found
+
+
+def _zeros(params: Any) -> Any:
+    """The coordinates at the beginning, no coarser than float32: they are sums of small steps."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), params)
+
+
+def _is_fosi(node: Any) -> bool:
+    return isinstance(node, FosiState)
 
 
 def _moved(params: jax.Array, ahead: jax.Array) -> jax.Array:
@@ -187,13 +201,6 @@ def _moved(params: jax.Array, ahead: jax.Array) -> jax.Array:
 
 def _is_ours(node: Any) -> bool:
     return isinstance(node, LayeredState)
-
-
-def _own(state: Any) -> LayeredState:
-    states = [s for s in jax.tree.leaves(state, is_leaf=_is_ours) if _is_ours(s)]
-    if len(states) != 1:
-        raise ValueError(f"state must hold exactly one LayeredState, found {len(states)} in {type(state).__name__}")
-    return states[0]
 
 
 def _check(loss_fn: Any, damping: Any, **whole: Any) -> None:

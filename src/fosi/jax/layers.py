@@ -82,15 +82,16 @@ def measure(
     outputs, pull = jax.vjp(lambda p: loss.model_fn(p, batch), params)
     across = jax.linearize(jax.grad(lambda o: loss.loss_fn(o, batch)), outputs)[1]
     flat, shape = ravel_pytree(outputs)
+    dtype = jnp.promote_types(flat.dtype, jnp.float32)  # there is no decomposition of anything in half precision
 
     def product(vector: sp.Vector) -> sp.Vector:
         assert isinstance(vector, jax.Array)
-        moved: jax.Array = ravel_pytree(across(shape(vector)))[0]
-        return moved
+        moved: jax.Array = ravel_pytree(across(shape(vector.astype(flat.dtype))))[0]
+        return moved.astype(dtype)
 
     def probe(key: jax.Array) -> list[_Moments]:
-        signs = jax.random.rademacher(key, flat.shape, flat.dtype)
-        (pulled,) = pull(shape(_root_times(product, signs)))
+        signs = jax.random.rademacher(key, flat.shape, dtype)
+        (pulled,) = pull(shape(_root_times(product, signs).astype(flat.dtype)))
         return [_moments(u, max_dim) for u in jax.tree.leaves(pulled)]
 
     def add(total: list[_Moments], key: jax.Array) -> tuple[list[_Moments], None]:
@@ -126,7 +127,7 @@ def _is_matrix(leaf: Any, max_dim: int) -> bool:
 
 
 def _moments(u: jax.Array, max_dim: int) -> _Moments:
-    u = u.astype(jnp.promote_types(u.dtype, jnp.float32))  # there is no Cholesky decomposition in half precision
+    u = u.astype(jnp.promote_types(u.dtype, jnp.float32))
     if not _is_matrix(u, max_dim):
         return _Moments(None, u**2)
     u = u.reshape(-1, u.shape[-1])
@@ -159,7 +160,7 @@ def _each(function: Callable[[Factors, jax.Array], jax.Array], metric: Metric, t
     changed = []
     for factors, leaf in zip(metric, leaves, strict=True):
         matrix = leaf if factors.left is None else leaf.reshape(len(factors.left), -1)
-        changed.append(function(factors, matrix).reshape(leaf.shape).astype(leaf.dtype))
+        changed.append(function(factors, matrix).reshape(leaf.shape))
     return jax.tree.unflatten(shape, changed)
 
 
@@ -169,7 +170,7 @@ def _product(left: jax.Array, middle: jax.Array, right: jax.Array) -> jax.Array:
 
 
 def inside(metric: Metric, gradient: Any) -> Any:
-    """Sᵀ g: a gradient by the parameters becomes one by the coordinates."""
+    """Sᵀ g, in the factors' dtypes: a gradient by the parameters becomes one by the coordinates."""
 
     def one(factors: Factors, g: jax.Array) -> jax.Array:
         if factors.over_left is None:

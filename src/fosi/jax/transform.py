@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from fosi.options import Options
 from fosi.schedule import Schedule
 
 Refresh = Literal["inline", "external"]
+Kind = TypeVar("Kind")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -270,10 +271,15 @@ def _is_ours(node: Any) -> bool:
 
 def own_state(state: Any) -> FosiState:
     """FOSI's own state out of one that holds it."""
-    states = [s for s in jax.tree.leaves(state, is_leaf=_is_ours) if _is_ours(s)]
-    if len(states) != 1:
-        raise ValueError(f"state must hold exactly one FosiState, found {len(states)} in {type(state).__name__}")
-    return states[0]
+    return only(state, FosiState)
+
+
+def only(state: Any, kind: type[Kind]) -> Kind:
+    """The one state of a kind out of one that holds it, such as ``optax.chain``'s."""
+    found = [s for s in jax.tree.leaves(state, is_leaf=lambda s: isinstance(s, kind)) if isinstance(s, kind)]
+    if len(found) != 1:
+        raise ValueError(f"state must hold exactly one {kind.__name__}, found {len(found)} in {type(state).__name__}")
+    return found[0]
 
 
 def build(step: Step, loss_fn: Callable[..., Any] | None, options: JaxOptions) -> Fosi:

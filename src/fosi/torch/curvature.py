@@ -24,7 +24,7 @@ class ModelLoss:
 
     It is itself a function without arguments that returns the loss, as a refresh takes it. The Gauss–Newton matrix
     Jᵀ ∇²ℓ J, with J the Jacobian of the outputs and ℓ the convex loss, is positive semi-definite wherever the
-    parameters are, and a product with it takes less than one with the Hessian.
+    parameters are.
 
     Attributes:
       model_fn: () ↦ outputs, a tensor or lists, tuples and dicts of tensors: a classifier's logits, the residuals of an
@@ -136,19 +136,24 @@ class GaussNewton(_Over):
         if not known:
             _twice_differentiable(*self.outputs)
         self.heads = [torch.zeros_like(x, requires_grad=True) for x in self.outputs]
-        found = [(i, g) for i, g in enumerate(self._gradient(self.outputs, self.heads)) if g is not None]
+        pulled = enumerate(self._gradient(self.outputs, self.heads))
+        found = [(i, g) for i, g in pulled if g is not None and g.requires_grad]
         self.where, self.pulled = [i for i, _ in found], [g for _, g in found]
 
         self.points = [x.detach().requires_grad_() for x in self.outputs]
         for i, point in zip(places, self.points, strict=True):
-            leaves[i] = point
-        value = _real(loss.loss_fn(tree_unflatten(leaves, tree)), "loss_fn")
+            leaves[i] = point.clone()  # a loss may write over its outputs
+        value = _real(loss.loss_fn(tree_unflatten(leaves, tree)), "loss_fn", _OF_OUTPUTS)
+        if not known:
+            _twice_differentiable(value)
         slopes = torch.autograd.grad(value, self.points, create_graph=True, allow_unused=True)
+        if all(g is None for g in slopes):
+            raise ValueError(f"loss_fn returned a loss that does not depend on what model_fn returned: {_OF_OUTPUTS}")
         self.slopes = [(i, g) for i, g in enumerate(slopes) if g is not None and g.requires_grad]
 
     def __call__(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         """The product, one tensor a parameter."""
-        if not self.slopes:  # a loss that is linear in the outputs
+        if not self.slopes or not self.pulled:  # a loss that is linear in the outputs, or outputs that stay
             return self._whole([None] * len(self.active))
         keep: dict[str, Any] = {"retain_graph": True, "allow_unused": True}
         forward = torch.autograd.grad(self.pulled, self.heads, self._at(vectors, self.where, self.pulled), **keep)
@@ -245,14 +250,14 @@ def _of_one(closure: Closure, params: Sequence[Tensor], curvature: Curvature, kn
 def evaluate(closure: Closure) -> Tensor:
     """The loss, checked to be one real number with a graph behind it."""
     check_closures("hessian", closure)
-    return _real(closure(), "the closure")
+    return _real(closure(), "the closure", "compute it anew from the model: opt.refresh(lambda: loss_fn(model(x), y))")
 
 
-def _real(loss: Any, whose: str) -> Tensor:
+def _real(loss: Any, whose: str, hint: str) -> Tensor:
     if not isinstance(loss, Tensor):
         raise TypeError(
-            f"{whose} must return the loss as a tensor, got {type(loss).__name__}; "
-            "return the loss itself, not loss.item(): opt.refresh(lambda: loss_fn(model(x), y))"
+            f"{whose} must return the loss as a tensor, got {type(loss).__name__}; return the loss itself, not "
+            f"loss.item(): {hint}"
         )
     if loss.numel() != 1 or not loss.is_floating_point():
         raise ValueError(
@@ -261,14 +266,15 @@ def _real(loss: Any, whose: str) -> Tensor:
         )
     if not loss.requires_grad:
         raise ValueError(
-            f"{whose} returned a loss without a graph (requires_grad is False): compute it anew from the model, "
-            "without .detach(), .item() or torch.no_grad(): opt.refresh(lambda: loss_fn(model(x), y))"
+            f"{whose} returned a loss without a graph (requires_grad is False): give one without .detach(), .item() "
+            f"or torch.no_grad(), and {hint}"
         )
     if loss.grad_fn is None:
         raise ValueError(f"{whose} returned a leaf tensor; it must compute the loss from the parameters")
     return loss
 
 
+_OF_OUTPUTS = "compute it from the outputs that it is given: ModelLoss(lambda: model(x), lambda outputs: f(outputs, y))"
 _BACKWARD = (
     "the graph of the loss is gone: the closure must return the loss without calling backward() on it, and compute it "
     "anew: opt.refresh(lambda: loss_fn(model(x), y))"

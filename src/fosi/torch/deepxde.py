@@ -107,7 +107,7 @@ def curvature_loss(model: Any) -> ModelLoss:
         weights = model.loss_weights
         weights = [1.0] * len(found) if weights is None else [float(w) for w in weights]
         seen = [value.detach() * w for (*_, value), w in zip(found, weights, strict=False)]
-        if len(seen) != len(losses) or not torch.allclose(torch.stack(seen), losses.detach(), equal_nan=True):
+        if len(seen) != len(losses) or not torch.allclose(torch.stack(seen), losses.detach(), atol=0, equal_nan=True):
             raise ValueError(
                 f"curvature='gauss_newton' needs every term of the loss to be a loss function of residuals, and of the "
                 f"{len(losses)} terms of {type(model.data).__name__} some are not; take curvature='hessian'"

@@ -211,8 +211,11 @@ def _losses(closure: Any, batches: Any, curvature: Curvature, name: str = "closu
         raise TypeError(f"closure must be callable as closure(batch) where batches are given, got {closure!r}")
     drawn = checked(batches, "batches" if name == "closure" else name)
     made = closure if curvature == "gauss_newton" else functools.partial(functools.partial, closure)
-    known = {id(batch): made(batch) for batch in drawn}
-    check_closures(curvature, *known.values())
+    known: dict[int, Closure] = {}
+    for batch in drawn:
+        if id(batch) not in known:
+            known[id(batch)] = made(batch)
+            check_closures(curvature, known[id(batch)], name="closure(batch)")
     return [known[id(batch)] for batch in drawn]
 
 

@@ -52,7 +52,10 @@ class JaxEngine(OnDevice):
         super().__init__(problem, seed)
         self._curvature = engine.curvature(curvature, task.batch_size)
         loss = self._operator(operator, name, task.l2)
-        model = self._model_loss("optimizer", name, task.l2) if inner or "layers" in options else None
+        model = None
+        if inner or "layers" in options:
+            argument, value = ("optimizer", name) if inner else ("layers", options["layers"])
+            model = self._model_loss(argument, value, task.l2)
         self.built = optimizers.build(name, task, loss, self.steps_a_round, rate_factor, model, **options)
         self.rate = self.built.rate
         legs = self.built.legs
@@ -143,7 +146,7 @@ class JaxEngine(OnDevice):
         settings.check_operator(operator, name)
         return self._loss if operator == "hessian" else self._model_loss("operator", operator, l2)
 
-    def _model_loss(self, argument: str, value: str, l2: float) -> ModelLoss:
+    def _model_loss(self, argument: str, value: Any, l2: float) -> ModelLoss:
         """The loss as a model and a convex loss of its outputs, which the argument asks for."""
         outputs = self.problem.outputs
         if outputs is None:

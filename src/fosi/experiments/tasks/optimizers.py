@@ -152,6 +152,10 @@ def _layered(name: str, task: Task, loss: Any, model: ModelLoss | None, every: i
     """The same in coordinates of the layers, which are estimated so often; FOSI's estimates come with them."""
     if model is None:
         raise ValueError(f"layers is {every} for {name}, which wants model: a loss of the model's outputs, got None")
+    if not isinstance(every, int) or every < 1:
+        raise ValueError(f"layers is {every}; give 1 or more steps between two estimates, a whole number")
+    if unused := [key for key in ("refresh_every", "warmup") if key in options]:
+        raise ValueError(f"{unused[0]} is {options[unused[0]]}, but estimates are made as layers says: leave it out")
     if name == "fosi-lbfgs" and not isinstance(loss, ModelLoss):
         raise ValueError(f"layers is {every}, with which FOSI estimates Gauss and Newton's matrix: give operator too")
 

@@ -107,8 +107,8 @@ def section(task: str, kind: Kind, known: Sequence[Entry]) -> list[str]:
         if control := standings.best_control(known):
             said = "; ".join(f"{entry.optimizer} {ratio(entry, control)}" for entry in ours)
             layered = any("layers" in curve.plan.options for curve in control.runs.values())
-            how = "with the scaling that FOSI has and no estimates"
-            how = "in coordinates of the layers, without FOSI's estimates" if layered else how
+            with_scaling, in_layers = "with the scaling that FOSI has and no estimates", "in coordinates of the layers"
+            how = f"{in_layers}, without FOSI's estimates" if layered else with_scaling
             words += (
                 f" The control is {control.optimizer} {how}, loss "
                 f"{markdown.number(control.loss, precision)}, {ratio(control, first)} to that of {first.optimizer}; "
