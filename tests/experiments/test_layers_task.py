@@ -14,7 +14,8 @@ from fosi.experiments.tasks.settings import AROUND_LBFGS
 from fosi.jax import fosi_lbfgs, in_layers
 
 LAYERS = {"memory_size": 4, "layers": 3}
-GIVEN = {"fosi-lbfgs": {**LAYERS, "operator": "gauss_newton", "k": 2, "num_matvecs": 5}, "lbfgs": LAYERS}
+FOSI = {"k": 2, "num_matvecs": 5, "accept": "all"}
+GIVEN = {"fosi-lbfgs": {**LAYERS, **FOSI, "operator": "gauss_newton"}, "lbfgs": LAYERS}
 
 
 def engine(name, **given):
@@ -26,9 +27,9 @@ def by_hand(name, made, steps):
     """The parameters after so many steps, with the engine's own model and loss."""
     problem, model = made.problem, made._model_loss("optimizer", name, TASKS["deep-ae"].l2)
     batch = (problem.state, problem.part(problem.data))
-    fosi = {**AROUND_LBFGS, "k": 2, "num_matvecs": 5, "curvature": "gauss_newton", "refresh": "external"}
+    fosi = {**AROUND_LBFGS, **FOSI, "curvature": "gauss_newton", "refresh": "external"}
     never = {"k": 1, "num_matvecs": 2, "warmup": np.iinfo(np.int32).max, "refresh": "external", "scaling": "usual"}
-    inside = fosi if name == "fosi-lbfgs" else never
+    inside = fosi if name == "fosi-lbfgs" else never  # k = 1 pair that is never estimated
     opt = in_layers(lambda loss: fosi_lbfgs(loss, memory_size=4, **inside), model, every=3)
 
     def loss(params):

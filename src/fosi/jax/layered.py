@@ -15,7 +15,7 @@ from fosi.jax import layers
 from fosi.jax.curvature import Batches, ModelLoss
 from fosi.jax.spectrum import start_key
 from fosi.jax.transform import Fosi, FosiState, only
-from fosi.schedule import Schedule
+from fosi.schedule import NEVER_AGAIN, Schedule
 
 MAX_DIM = 8192
 """A side that is longer has no factor: to decompose one of 8,192 takes as long as some gradients of a large model."""
@@ -74,7 +74,8 @@ def in_layers(
 
     Args:
       make: make(loss) -> the optimizer, of a loss of (y, batch) that only ``refresh`` calls: a FOSI, with
-        ``refresh="external"``, which then estimates whenever the factors are, or any optax transformation.
+        ``refresh="external"``, which then estimates whenever the factors are (never, where its ``warmup`` is
+        ``fosi.schedule.NEVER_AGAIN``), or any optax transformation.
       loss_fn: the loss as a model and a convex loss of its outputs.
       every: steps between two estimates; the first comes before the first step.
       probes: backward passes of an estimate.
@@ -168,7 +169,7 @@ def in_layers(
         ours = only(state, LayeredState)
         key = start_key(seed, ours.refreshes)
         metric, place, fresh = _estimated(params, batch, key, ours.metric)
-        if isinstance(made, Fosi):
+        if isinstance(made, Fosi) and made.schedule(place).warmup < NEVER_AGAIN:
             fresh = made.refresh(fresh, place, batch=(params, metric, batch))
         new = ours._replace(refreshes=ours.refreshes + 1, metric=metric, place=place, inner=fresh)
         return jax.tree.map(lambda s: new if _is_ours(s) else s, state, is_leaf=_is_ours)

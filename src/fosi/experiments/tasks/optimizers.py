@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import optax
 import optax.contrib
 
@@ -18,6 +17,7 @@ from fosi.experiments.tasks.soap import soap
 from fosi.experiments.tasks.task import Task
 from fosi.jax import Fosi, Layered, ModelLoss, fosi_adam, fosi_adamw, fosi_lbfgs, fosi_sgd, in_layers
 from fosi.jax import fosi as around
+from fosi.schedule import NEVER_AGAIN
 
 __all__ = ["NAMES", "Built", "Leg", "build"]
 
@@ -160,7 +160,7 @@ def _layered(name: str, task: Task, loss: Any, model: ModelLoss | None, every: i
         raise ValueError(f"layers is {every}, with which FOSI estimates Gauss and Newton's matrix: give operator too")
 
     def make(loss: ModelLoss) -> optax.GradientTransformation:
-        return _fosi_lbfgs(loss, options) if name == "fosi-lbfgs" else _fast_lbfgs(**options)
+        return _fosi_lbfgs(loss, options) if name == "fosi-lbfgs" else _never_estimating(**options)
 
     made = in_layers(make, model, every=every)
     return Leg(made, made, searches=True, remembers=True)
@@ -172,9 +172,13 @@ def _fast_lbfgs(memory_size: int, scaling: Any = "usual") -> optax.GradientTrans
     So a ratio of seconds to it is not of the code, nor of how the line search bears noise; where it also has the
     scaling that FOSI around it has, and comes after as many steps of another, it is of FOSI's metric alone.
     """
-    never: dict[str, Any] = {"k": 1, "num_matvecs": 2, "warmup": np.iinfo(np.int32).max, "refresh": "external"}
-    made = fosi_lbfgs(memory_size=memory_size, scaling=scaling, **never)
+    made = _never_estimating(memory_size, scaling)
     return optax.GradientTransformationExtraArgs(made.init, made.update)
+
+
+def _never_estimating(memory_size: int, scaling: Any = "usual") -> Fosi:
+    never: dict[str, Any] = {"k": 1, "num_matvecs": 2, "warmup": NEVER_AGAIN, "refresh": "external"}
+    return fosi_lbfgs(memory_size=memory_size, scaling=scaling, **never)
 
 
 def _peer(name: str, rate: float, rate_factor: float, options: dict[str, Any]) -> Any:
