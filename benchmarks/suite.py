@@ -27,8 +27,11 @@ AFTER = {"switch_at": 1000}
 PAIRS = {"memory_size": 300}
 GAUSS_NEWTON = {"operator": "gauss_newton"}
 AROUND_LBFGS = {**AFTER, **PAIRS, **GAUSS_NEWTON}
-LAYERS = {"memory_size": 30, "layers": 50, "switch_at": 50}
-"""L-BFGS in coordinates of the layers, which begins anew with each estimate of them: it has no use for more pairs."""
+LAYERS = {"memory_size": 20, "layers": 20, "switch_at": 50}
+"""L-BFGS in coordinates of the layers, which are estimated so often: in them no direction is flatter than the rest, so
+that the usual scaling is the better one."""
+IN_LAYERS = {**GAUSS_NEWTON, "scaling": "usual", "k": 10, "num_matvecs": 15}
+"""FOSI around that, whose estimates come with those of the coordinates."""
 LONGER = {"alpha": 0.1}
 """Ten times the preset's Newton step around Adam, which was the preset's own until it was seen to diverge."""
 
@@ -157,8 +160,16 @@ ABLATIONS = {
             for name, x, curvature in (("soap-lbfgs", {}, "fixed"), ("soap-fosi-lbfgs", GAUSS_NEWTON, "part"))
         ),
         Entry("soap-fosi-lbfgs", {"memory_size": 100, "switch_at": 50, **GAUSS_NEWTON}, curvature="part"),
+    ),
+    "layers": (
         Entry("soap-lbfgs", LAYERS, curvature="part"),
-        Entry("soap-fosi-lbfgs", {**LAYERS, **GAUSS_NEWTON, "k": 10, "num_matvecs": 15}, curvature="part"),
+        Entry("soap-fosi-lbfgs", {**LAYERS, **IN_LAYERS}, curvature="part"),
+        *(Entry("soap", rate_factor=factor) for factor in (3.0, 1.0)),
+        Entry("kfac", {"min_damping": 1e-8}),
+        *(
+            Entry("soap-lbfgs", {**LAYERS, **x}, curvature="part")
+            for x in ({"memory_size": 50}, {"layers": 50, "memory_size": 50}, {"scaling": "geometric"})
+        ),
     ),
     "torch": (
         Entry("adam"),
@@ -177,8 +188,8 @@ ABLATIONS = {
         )
     ),
 }
-"""By what FOSI is around; by what it and its peers make of ``deep-ae``; what of it there is in PyTorch too; and by how
-long Adam or SOAP goes before, of which L-BFGS has the same choice."""
+"""By what FOSI is around; by what it and its peers make of ``deep-ae``, and in coordinates of the layers; what of it
+there is in PyTorch too; and by how long Adam or SOAP goes before, of which L-BFGS has the same choice."""
 
 
 def plans(
@@ -241,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--ablation",
         choices=tuple(ABLATIONS),
-        help="around which base, on an autoencoder, of what is in PyTorch, or after how much of another",
+        help="around which base, on an autoencoder, in coordinates of layers, in PyTorch, or after how much of another",
     )
     parser.add_argument("--seeds", default="0", help="with commas between")
     parser.add_argument("--seconds", type=float, default=15.0, help="that each run is given")

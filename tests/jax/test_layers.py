@@ -9,6 +9,8 @@ import optax
 import pytest
 
 from fosi.jax import Batches, ModelLoss, fosi_adam, fosi_lbfgs, in_layers, layers
+from fosi.quasi_newton import LEAST_SHARE
+from fosi.schedule import NEVER_AGAIN
 from tests.jax.running import x64
 from tests.problems import symmetric
 
@@ -142,6 +144,25 @@ def test_directions_of_s():
             np.testing.assert_array_equal(matrix_of(lambda x, f=function, m=same: f(m, x), params), np.eye(len(S)))
 
 
+@pytest.mark.parametrize("largest", [MAX, 3])
+def test_one_metric_seen_from_another(largest):
+    """S_old⁻¹ S_new, in all directions."""
+    loss, params, batch = network()
+    old, new = (layers.measure(loss, params, batch, jax.random.key(i), 7, 1e-3, largest) for i in range(2))
+    before, after = (matrix_of(lambda y, m=m: layers.outside(m, y), params) for m in (old, new))
+    wanted = np.linalg.solve(before, after)
+    seen = layers.relative(new, old)
+    for function, dense in (
+        (layers.outside, wanted),
+        (layers.onto, np.linalg.inv(wanted)),
+        (layers.inside, wanted.T),
+        (layers.back, np.linalg.inv(wanted).T),
+    ):
+        found = matrix_of(lambda x, f=function: f(seen, x), params)
+        np.testing.assert_allclose(found, dense, rtol=1e-8, atol=1e-9 * np.abs(dense).max())
+    assert np.abs(wanted - np.eye(len(wanted))).max() > 0.1
+
+
 def test_gradient_descent_inside_is_divided_by_the_metric():
     loss, params, batch = network()
     opt = in_layers(lambda _: optax.sgd(0.5), loss, probes=5, damping=1e-2, seed=3)
@@ -212,6 +233,161 @@ def test_a_search_keeps_the_gradient_that_its_caller_wants(inside):
         np.testing.assert_allclose(ravelled(grad), ravelled(wanted[1]), rtol=1e-7, atol=1e-12)
     assert calls == [0, 4, 8] and int(state.refreshes) == 3
     assert float(loss(params, batch)) < 0.4 * first
+
+
+class LiteralLbfgs:
+    """The two loops, over pairs of the parameters themselves; the first guess is that of S y, as it is now."""
+
+    def __init__(self, memory):
+        self.memory, self.pairs, self.before, self.scale = memory, [], None, None
+
+    def moved(self, S):
+        if self.pairs:
+            s, y = self.pairs[-1]
+            self.scale = (s @ y) / (S.T @ y @ S.T @ y)
+
+    def direction(self, x, g, S, V, newton):
+        if self.before is None:
+            self.scale = min(1.0, 1 / np.linalg.norm(S.T @ g))
+        else:
+            s, y = x - self.before[0], g - self.before[1]
+            assert s @ y > 0
+            self.pairs = [*self.pairs, (s, y)][-self.memory :]
+            outside = S.T @ y - V.T @ (V @ (S.T @ y))
+            share = (np.linalg.inv(S) @ s) @ outside
+            known = share > LEAST_SHARE * (s @ y)
+            self.scale = share / (outside @ outside) if known else max(self.scale, *newton)
+        self.before = x, g
+        q, taken = g.copy(), []
+        for s, y in reversed(self.pairs):
+            taken.append((s @ q) / (s @ y))
+            q -= taken[-1] * y
+        inside = S.T @ q
+        r = S @ (self.scale * inside + V.T @ ((newton - self.scale) * (V @ inside)))
+        for (s, y), a in zip(self.pairs, reversed(taken), strict=True):
+            r += (a - (y @ r) / (s @ y)) * s
+        return -r
+
+
+@pytest.mark.parametrize(("largest", "layout"), [(MAX, "flat"), (3, "leaves")])
+@pytest.mark.parametrize("estimating", [False, True])
+def test_pairs_outlive_their_coordinates(estimating, largest, layout):
+    """FOSI around L-BFGS is L-BFGS of the parameters, whose first guess follows S: step by step, over estimates."""
+    logits, params, batch = network()
+    loss = ModelLoss(logits.model_fn, lambda o, batch: jnp.mean((o - jnp.eye(3)[batch[1]]) ** 2))
+    options = {"k": 3, "num_matvecs": 12, "precision": "float64", "curvature": "gauss_newton", "accept": "all"}
+    never = {} if estimating else {"warmup": NEVER_AGAIN}
+
+    def make(inner):
+        given = {"linesearch": optax.scale(0.2), "scaling": "usual", "refresh": "external", "layout": layout}
+        return fosi_lbfgs(inner, memory_size=4, **options, **never, **given)
+
+    opt = in_layers(make, loss, probes=5, damping=1e-2, max_dim=largest)
+    state, literal = opt.init(params), LiteralLbfgs(4)
+    shape = jax.flatten_util.ravel_pytree(params)[1]
+    metrics = []
+    for i in range(11):
+        # The first after two steps in the parameters' own coordinates, and two at one place.
+        for _ in range({2: 1, 5: 2, 6: 1, 9: 1}.get(i, 0)):
+            state = opt.refresh(state, params, batch=batch)
+            metrics.append(ravelled(state.metric))
+            literal.moved(matrix_of(lambda y, m=state.metric: layers.outside(m, y), params))
+        grad = jax.grad(loss)(params, batch)
+        S = matrix_of(lambda y, m=state.metric: layers.outside(m, y), params)
+        V = np.concatenate([rows.reshape(3, -1) for rows in jax.tree.leaves(state.inner.basis)], axis=1)
+        values = np.asarray(state.inner.eigenvalues)
+        newton = np.where(values > 0, 1 / np.where(values > 0, values, 1), 0)
+        assert (values > 0).all() == (estimating and i >= 2)
+        given = {"value": loss(params, batch), "grad": grad, "value_fn": lambda p: loss(p, batch)}
+        updates, state = opt.update(grad, state, params, **given)
+        wanted = 0.2 * literal.direction(ravelled(params), ravelled(grad), S, V, newton)
+        np.testing.assert_allclose(ravelled(updates), wanted, rtol=1e-6, atol=1e-9 * np.abs(wanted).max())
+        params = shape(jnp.asarray(ravelled(params) + wanted))
+    assert len(literal.pairs) == 4 and not np.allclose(metrics[0], metrics[-1])
+    assert int(state.refreshes) == 5 and int(state.inner.refreshes) == (5 if estimating else 0)
+
+
+def lbfgs_after_steps(loss, params, batch, steps=3, estimating=False, **options):
+    """The optimizer, the parameters and the state after an estimate and so many steps."""
+    given = {"k": 2, "num_matvecs": 8, "curvature": "gauss_newton", "accept": "all", "refresh": "external", **options}
+    never = {} if estimating else {"warmup": NEVER_AGAIN}
+    opt = in_layers(lambda inner: fosi_lbfgs(inner, memory_size=3, **given, **never), loss, probes=5, damping=1e-2)
+
+    @jax.jit
+    def step(params, state):
+        value, grad = optax.value_and_grad_from_state(lambda p: loss(p, batch))(params, state=state)
+        # Without grad=, which FOSI around L-BFGS does not need.
+        updates, state = opt.update(grad, state, params, value=value, value_fn=lambda p: loss(p, batch))
+        return optax.apply_updates(params, updates), state
+
+    state = opt.init(params)
+    for _ in range(2):
+        state = opt.refresh(state, params, batch=batch)
+        for _ in range(steps):
+            params, state = step(params, state)
+    return opt, params, state
+
+
+def test_gradients_are_kept_right_where_none_is_handed_in():
+    loss, params, batch = network()
+    _, params, state = lbfgs_after_steps(loss, params, batch)
+    value, grad = optax.value_and_grad_from_state(lambda p: 0 * loss(p, batch))(params, state=state)
+    wanted = jax.value_and_grad(loss)(params, batch)
+    np.testing.assert_allclose(value, wanted[0], rtol=1e-10)
+    np.testing.assert_allclose(ravelled(grad), ravelled(wanted[1]), rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_dtypes_stay_as_they_begin(dtype):
+    """Two estimates, a line search, and steps in one compiled function; float64 being on."""
+    exact, params, batch = network()
+    loss = ModelLoss(*(lambda *given, f=f: f(*given).astype(dtype) for f in (exact.model_fn, exact.loss_fn)))
+    params = jax.tree.map(lambda x: x.astype(dtype), params)
+    batch = batch[0].astype(dtype), batch[1]
+    opt, after, state = lbfgs_after_steps(loss, params, batch)
+    assert jax.tree.map(jnp.result_type, opt.init(params)) == jax.tree.map(jnp.result_type, state)
+    assert {x.dtype for x in jax.tree.leaves(after)} == {jnp.dtype(dtype)}
+    assert float(loss(after, batch)) < float(loss(params, batch))
+
+
+def test_an_estimate_that_is_no_number_changes_nothing():
+    loss, params, batch = network()
+    opt, params, state = lbfgs_after_steps(loss, params, batch, estimating=True)
+    assert state.inner.accepted.all() and ravelled(state.place).any()
+    after = opt.refresh(state, params, batch=(batch[0] * jnp.nan, batch[1]))
+    counted = after.inner._replace(refreshes=state.inner.refreshes)
+    found = after._replace(refreshes=state.refreshes, inner=counted)
+    jax.tree.map(np.testing.assert_array_equal, found, state)
+    assert int(after.refreshes) == int(state.refreshes) + 1
+
+
+@pytest.mark.parametrize("scaling", ["usual", "geometric"])
+def test_new_coordinates_are_trusted(scaling):
+    loss, params, batch = network()
+    opt, params, state = lbfgs_after_steps(loss, params, batch, scaling=scaling)
+    pairs = state.inner.base.pairs._replace(trust=jnp.asarray(1e-3))
+    base = state.inner.base._replace(pairs=pairs)
+    state = state._replace(inner=state.inner._replace(base=base))
+    moved = opt.refresh(state, params, batch=batch).inner.base.pairs
+    newest = (int(moved.next) - 1) % 3
+    s, y = np.asarray(moved.steps[newest]), np.asarray(moved.changes[newest])
+    np.testing.assert_allclose(s @ y, 1, rtol=1e-6)
+    np.testing.assert_allclose(moved.scale, s @ y / (y @ y) if scaling == "usual" else np.sqrt(s @ s / (y @ y)))
+    assert float(moved.trust) == 1 and not np.allclose(moved.scale, pairs.scale)
+
+
+def test_another_optimizer_begins_anew():
+    """Nothing is known of the state of one that is none of FOSI's; FOSI around Adam has no estimate either at first."""
+    loss, params, batch = network()
+    adam = {"k": 2, "refresh": "external", "warmup": NEVER_AGAIN}
+    for make in (lambda _: optax.adam(0.1), lambda inner: fosi_adam(0.1, inner, **adam)):
+        opt = in_layers(make, loss, probes=5)
+        grads, begun = jax.grad(loss)(params, batch), opt.init(params)
+        state = opt.update(grads, opt.refresh(begun, params, batch=batch), params)[1]
+        assert jax.tree.leaves(optax.tree.get(state, "mu"))[0].any()
+        again = opt.refresh(state, params, batch=batch).inner
+        for found, wanted in zip(*map(jax.tree.leaves, (again, begun.inner)), strict=True):
+            np.testing.assert_array_equal(found, wanted)
 
 
 def test_half_precision_and_a_chain():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from collections.abc import Callable
@@ -52,7 +53,7 @@ def in_layers(
     make: Callable[[ModelLoss], optax.GradientTransformation],
     loss_fn: ModelLoss,
     *,
-    every: int = 50,
+    every: int = 20,
     probes: int = 20,
     damping: float = 1e-3,
     max_dim: int = MAX_DIM,
@@ -62,15 +63,20 @@ def in_layers(
 
     Parameters are x₀ + S y, and the optimizer trains y. S comes of two factors for each matrix of parameters (its
     last axis against all others), by backward passes with random signs: the model is called as it is, and nothing need
-    be known of its layers. Every so many steps the factors are estimated anew and the optimizer begins anew, as what it
-    has learnt of one S means nothing with another. This is for full batches, where a few directions do not hold
-    training back but whole layers do: with ``fosi_lbfgs`` inside, V is then of what two factors cannot tell.
+    be known of its layers. Every so many steps the factors are estimated anew. This is for full batches, where a few
+    directions do not hold training back but whole layers do.
 
-    What is inside sees y, which begins at 0 with each estimate, and has no memory from before: weight decay inside
-    would pull back to x₀ (have it in the loss), and schedules inside begin anew (have them after this in a chain).
+    With ``fosi_lbfgs`` inside the pairs are carried over from one S to the next: a pair's product does not depend on
+    the coordinates it is written in, so that what has been learnt stays, and S need not be old. V is then of what two
+    factors cannot tell. Any other optimizer inside begins anew with each estimate, as what it has learnt of one S means
+    nothing with another.
+
+    What is inside sees y, which begins at 0 with each estimate: weight decay inside would pull back to x₀ (have it in
+    the loss), and schedules begin anew with what they are of.
 
     It is refreshed from outside: call ``refresh`` when ``schedule(params).due(step)``; before the first time S is the
-    identity. Inside ``optax.chain`` it must come last, or be followed by what leaves updates as they are.
+    identity. Inside ``optax.chain`` it must come last, or be followed by what leaves updates as they are. For another
+    loss, and for parameters that something else has changed, begin with ``init`` again.
 
     Args:
       make: make(loss) -> the optimizer, of a loss of (y, batch) that only ``refresh`` calls: a FOSI, with
@@ -79,7 +85,8 @@ def in_layers(
       loss_fn: the loss as a model and a convex loss of its outputs.
       every: steps between two estimates; the first comes before the first step.
       probes: backward passes of an estimate.
-      damping: how much flatter than the mean direction one may be taken for; the root of it goes to each factor.
+      damping: how much flatter than the mean direction one may be taken for; the root of it goes to each factor. In
+        float32 what is carried over loses digits below some 1e-6.
       max_dim: a matrix with a longer side has only its diagonal, as vectors and numbers have.
       seed: of the random signs, with the count of estimates.
 
@@ -125,13 +132,20 @@ def in_layers(
 
     def init(params: Any) -> LayeredState:
         place = _zeros(params)
-        begun = inner.init(place)
+        begun = begin(params, place)
         if not isinstance(made, Fosi) and any(_is_fosi(s) for s in jax.tree.leaves(begun, is_leaf=_is_fosi)):
             raise ValueError(
                 f"make must return FOSI itself, which in_layers refreshes, or what has none in it, got {made!r}: put "
                 "clipping and the like around in_layers"
             )
         return LayeredState(jnp.zeros((), jnp.int32), layers.identity(params, max_dim), place, begun)
+
+    def begin(params: Any, place: Any) -> Any:
+        """The inner optimizer's state; what a line search keeps for its caller in the parameters' dtypes."""
+        begun, theirs = inner.init(place), jax.eval_shape(inner.init, params)
+        for name in _KEPT:
+            begun = _with_kept(begun, name, _kept(begun, name), _kept(theirs, name))
+        return begun
 
     def update(
         updates: Any,
@@ -157,9 +171,10 @@ def in_layers(
             extra_args["grad"] = layers.inside(metric, grad)
         steps, after = inner.update(layers.inside(metric, updates), state.inner, place, **extra_args)
         # What a line search keeps, for ``optax.value_and_grad_from_state``, is read as the parameters' gradient.
-        kept = optax.tree.get_all_with_path(after, "grad")
-        if grad is not None and len(kept) == 1:
-            after = optax.tree.set(after, grad=optax.tree.cast_like(layers.back(metric, kept[0][1]), grad))
+        value, slopes = (_kept(after, name) for name in _KEPT)
+        slopes = None if slopes is None else layers.back(metric, slopes)
+        for name, found in zip(_KEPT, (value, slopes), strict=True):
+            after = _with_kept(after, name, found, _kept(state.inner, name))
         state = LayeredState(state.refreshes, metric, optax.apply_updates(place, steps), after)
         return optax.tree.cast_like(layers.outside(metric, steps), updates), state
 
@@ -167,24 +182,49 @@ def in_layers(
         if isinstance(batch, Batches):
             raise ValueError("batch must be one batch, got Batches: the factors are of one")
         ours = only(state, LayeredState)
-        key = start_key(seed, ours.refreshes)
-        metric, place, fresh = _estimated(params, batch, key, ours.metric)
-        if isinstance(made, Fosi) and made.schedule(place).warmup < NEVER_AGAIN:
-            fresh = made.refresh(fresh, place, batch=(params, metric, batch))
-        new = ours._replace(refreshes=ours.refreshes + 1, metric=metric, place=place, inner=fresh)
+        new = _estimated(params, batch, ours)
+        if isinstance(made, Fosi) and made.schedule(new.place).warmup < NEVER_AGAIN:
+            found = made.refresh(new.inner, _zeros(params), batch=(params, new.metric, batch))
+            new = new._replace(inner=found)
         return jax.tree.map(lambda s: new if _is_ours(s) else s, state, is_leaf=_is_ours)
 
     @jax.jit
-    def _estimated(params: Any, batch: Any, key: jax.Array, before: layers.Metric) -> tuple[layers.Metric, Any, Any]:
-        new = layers.measure(loss_fn, params, batch, key, probes, damping, max_dim)
-        usable = jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(new)]).all()
-        metric = jax.tree.map(lambda x, old: jnp.where(usable, x, old), new, before)
+    def _estimated(params: Any, batch: Any, ours: LayeredState) -> LayeredState:
+        key = start_key(seed, ours.refreshes)
+        metric = layers.measure(loss_fn, params, batch, key, probes, damping, max_dim)
+        usable = jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(metric)]).all()
         place = _zeros(params)
-        return metric, place, inner.init(place)
+        if isinstance(made, Fosi):
+            seen = layers.relative(metric, ours.metric)
+            steps, gradients = functools.partial(layers.onto, seen), functools.partial(layers.inside, seen)
+            inside = made.moved(ours.inner, ours.place, steps, gradients)
+        else:
+            inside = begin(params, place)
+        new = LayeredState(ours.refreshes, metric, place, inside)
+        # An estimate that is not finite changes nothing, as FOSI's own.
+        new = jax.tree.map(lambda x, old: jnp.where(usable, x, old), new, ours)
+        return new._replace(refreshes=ours.refreshes + 1)
 
     found = Layered(init, update)
     found.inner, found.schedule, found.refresh = inner, lambda params: Schedule(0, every, probes), refresh
     return found
+
+
+_KEPT = ("value", "grad")
+"""What a line search keeps of where it ended."""
+
+
+def _kept(state: Any, name: str) -> Any:
+    """What an optimizer's state holds by a name, if it holds one; else None."""
+    found = optax.tree.get_all_with_path(state, name)
+    return found[0][1] if len(found) == 1 else None
+
+
+def _with_kept(state: Any, name: str, kept: Any, like: Any) -> Any:
+    """The state with that in it, in the dtypes of another; as it is where there is none."""
+    if kept is None or like is None:
+        return state
+    return optax.tree.set(state, **{name: jax.tree.map(lambda x, y: x.astype(y.dtype), kept, like)})
 
 
 def _zeros(params: Any) -> Any:

@@ -11,6 +11,7 @@ Ren and Goldfarb, Tensor Normal Training for Deep Learning Models (2021), have t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -100,7 +101,7 @@ def measure(
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(probe, key))
     total, _ = jax.lax.scan(add, zeros, jax.random.split(key, probes))
     moments = jax.tree.map(lambda x: x / probes, total)
-    mass = sum((jnp.trace(m.right) if m.left is not None else jnp.sum(m.right) for m in moments), jnp.zeros(()))
+    mass = sum(jnp.trace(m.right) if m.left is not None else jnp.sum(m.right) for m in moments)
     least = jnp.where(mass > 0, damping * mass / sum(leaf.size for leaf in jax.tree.leaves(params)), 1)
     return tuple(_factored(m, damping, least) for m in moments)
 
@@ -137,21 +138,21 @@ def _moments(u: jax.Array, max_dim: int) -> _Moments:
 def _factored(moments: _Moments, damping: float, least: jax.Array) -> Factors:
     """Of A and B, or of a diagonal."""
     left, right = moments
-    more = jnp.sqrt(damping)
+    more = math.sqrt(damping)
     if left is None:
         diagonal = jnp.sqrt(jnp.maximum(right + more * jnp.mean(right), least))
         return Factors(None, diagonal, None, 1 / diagonal)
     trace = jnp.trace(left)
     scale = jnp.maximum(trace / (len(left) * len(right)), least)  # the mean eigenvalue of A ⊗ B / tr A
 
-    def root(matrix: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def root(matrix: jax.Array, scale: Any) -> tuple[jax.Array, jax.Array]:
         eye = jnp.eye(len(matrix), dtype=matrix.dtype)
         # To a mean eigenvalue of 1. A leaf that nothing depends on has no trace.
         matrix = jnp.where(trace > 0, matrix * len(matrix) / trace + more * eye, eye)
         factor = jnp.sqrt(scale) * jnp.linalg.cholesky(matrix)
         return factor, solve_triangular(factor, eye, lower=True)
 
-    (left, over_left), (right, over_right) = root(left, jnp.ones(())), root(right, scale)
+    (left, over_left), (right, over_right) = root(left, 1.0), root(right, scale)
     return Factors(left, right, over_left, over_right)
 
 
@@ -198,3 +199,28 @@ def back(metric: Metric, gradient: Any) -> Any:
         return g * factors.right if factors.left is None else _product(factors.left, g, factors.right.T)
 
     return _each(one, metric, gradient)
+
+
+def onto(metric: Metric, step: Any) -> Any:
+    """S⁻¹ x: a step of the parameters becomes one in the coordinates."""
+
+    def one(factors: Factors, x: jax.Array) -> jax.Array:
+        return x * factors.right if factors.left is None else _product(factors.left.T, x, factors.right)
+
+    return _each(one, metric, step)
+
+
+def relative(new: Metric, old: Metric) -> Metric:
+    """The metric of S_old⁻¹ S_new, with the old coordinates in the place of the parameters.
+
+    To go through it takes half as long as out of the one and into the other, and there are many vectors that do.
+    """
+
+    def one(new: Factors, old: Factors) -> Factors:
+        if new.left is None or old.left is None or new.over_left is None or old.over_left is None:
+            return Factors(None, old.over_right * new.right, None, new.over_right * old.right)
+        pairs = (old.over_left, new.left), (old.over_right, new.right)
+        over = (new.over_left, old.left), (new.over_right, old.right)
+        return Factors(*(jnp.matmul(*both, precision=_HIGHEST) for both in (*pairs, *over)))
+
+    return tuple(one(*both) for both in zip(new, old, strict=True))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -157,6 +158,40 @@ class Pairs(NamedTuple):
             return self
         change = jnp.where(size < SHORT, CUT, jnp.where(size > LONG, REGROWTH, 1))
         return self._replace(trust=jnp.clip(change * self.trust, LEAST_TRUST, 1).astype(self.trust.dtype))
+
+    def moved(
+        self,
+        place: sp.Vector,
+        steps: Callable[[sp.Vector], sp.Vector],
+        gradients: Callable[[sp.Vector], sp.Vector],
+        scaling: Scaling,
+    ) -> Pairs:
+        """The same pairs in other coordinates, which are 0 where the old ones are ``place``.
+
+        Products of a step and a gradient are what they were, but for rounding, and so is R. γ is read off the newest
+        pair again, without a V, and trusted.
+
+        Args:
+          place: the parameters.
+          steps: a linear map, of steps.
+          gradients: a linear map, of gradients: the inverse of the transpose of that.
+          scaling: how γ is read off a pair.
+        """
+        moved, changes = jax.lax.map(steps, self.steps), jax.lax.map(gradients, self.changes)
+        newest = (self.next - 1) % len(self.inverse)
+        step, change = (jax.tree.map(lambda rows: rows[newest], rows) for rows in (moved, changes))
+        length = 1 if scaling == "usual" else sp.norm(step) * sp.norm(change)
+        size = _dot(change, change)
+        known = self.used[newest] & (size > 0)
+        scale = jnp.where(known, length / jnp.where(known, size, 1), self.scale)
+        return self._replace(
+            steps=moved,
+            changes=changes,
+            scale=scale.astype(self.scale.dtype),
+            trust=jnp.ones_like(self.trust),
+            place=steps(_minus(self.place, place)),
+            gradient=gradients(self.gradient),
+        )
 
     def times(self, subspace: Subspace, vector: sp.Vector) -> sp.Vector:
         """H times a vector.

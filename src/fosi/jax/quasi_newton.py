@@ -9,6 +9,7 @@ changed since the estimate, which FOSI's sum of two separate parts cannot.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ import optax
 
 from fosi.jax import space as sp
 from fosi.jax.pairs import Pairs
-from fosi.jax.steps import Subspace
+from fosi.jax.steps import Subspace, TreeMap
 from fosi.quasi_newton import GROWTH, LOSS_NOISE, MAX_TRIALS, Scaling
 
 
@@ -49,6 +50,22 @@ class LbfgsStep:
     def in_subspace(self, momentum: None) -> None:
         """There is none."""
         return None
+
+    def moved(
+        self, space: sp.Space, base_state: LbfgsState, place: sp.Tree, steps: TreeMap, gradients: TreeMap
+    ) -> LbfgsState:
+        """All pairs, and the line search as it is: of vectors it may hold none but the gradient for its caller."""
+
+        def of_vectors(function: TreeMap) -> Callable[[sp.Vector], sp.Vector]:
+            def one(vector: sp.Vector) -> sp.Vector:
+                tree = function(space.merge(space.unpack(vector), place))
+                return space.pack(space.leaves(tree), space.dtype)
+
+            return one
+
+        here = space.pack(space.leaves(place), space.dtype)
+        pairs = base_state.pairs.moved(here, of_vectors(steps), of_vectors(gradients), self.scaling)
+        return base_state._replace(pairs=pairs)
 
     def __call__(
         self,

@@ -18,6 +18,7 @@ from fosi.jax import space as sp
 from fosi.options import Momentum
 
 Scalar = Any
+TreeMap = Callable[[sp.Tree], sp.Tree]
 Decay = Callable[[sp.Tree, jax.Array], sp.Tree]
 
 
@@ -52,6 +53,17 @@ class Step(Protocol):
 
     def in_subspace(self, momentum: Any) -> jax.Array | None:
         """The momentum where it is k + ell numbers that turn with V at a refresh, None where a refresh leaves it be."""
+
+    def moved(self, space: sp.Space, base_state: Any, place: sp.Tree, steps: TreeMap, gradients: TreeMap) -> Any | None:
+        """The base's state in other coordinates, or None where it cannot be told and the base begins anew.
+
+        Args:
+          space: of the old coordinates, and of the new ones.
+          base_state: in the old ones.
+          place: the old ones where the new ones are 0.
+          steps: the linear map of steps from the old ones to the new.
+          gradients: that of gradients, the inverse of its transpose.
+        """
 
     def __call__(
         self,
@@ -94,6 +106,10 @@ class LinearStep:
 
     def in_subspace(self, momentum: sp.Vector | None) -> None:
         """It is the whole gradients' and knows of no V."""
+        return None
+
+    def moved(self, space: sp.Space, base_state: Any, place: sp.Tree, steps: TreeMap, gradients: TreeMap) -> None:
+        """It begins anew."""
         return None
 
     def __call__(
@@ -179,6 +195,10 @@ class ProjectedStep:
     def in_subspace(self, momentum: jax.Array | None) -> jax.Array | None:
         """All of it."""
         return momentum
+
+    def moved(self, space: sp.Space, base_state: Any, place: sp.Tree, steps: TreeMap, gradients: TreeMap) -> None:
+        """Nothing is known of the base's state: it begins anew."""
+        return None
 
     def __call__(
         self,

@@ -15,7 +15,7 @@ from fosi.jax import space as sp
 from fosi.jax import spectrum as ese
 from fosi.jax.curvature import Loss
 from fosi.jax.spectrum import ValueFn
-from fosi.jax.steps import Step, Subspace
+from fosi.jax.steps import Step, Subspace, TreeMap
 from fosi.options import Options
 from fosi.schedule import Schedule
 
@@ -100,6 +100,21 @@ class Fosi(optax.GradientTransformationExtraArgs):
         """Whether refreshes are left to the caller."""
         return self._core.options.refresh == "external"
 
+    def moved(self, state: FosiState, place: sp.Tree, steps: TreeMap, gradients: TreeMap) -> FosiState:
+        """The state in other coordinates, without an estimate; for what stands around FOSI and changes them.
+
+        Args:
+          state: in the old coordinates.
+          place: the old ones where the new ones are 0.
+          steps: the linear map of steps from the old ones to the new.
+          gradients: that of gradients, the inverse of its transpose.
+
+        Returns:
+          The state before the first estimate, which goes on where the base can carry over what it has: L-BFGS its
+          pairs and its line search, and the count of steps with them.
+        """
+        return self._core.moved(state, place, steps, gradients)
+
     def __getnewargs__(self) -> tuple[_Core]:
         """A copy is made of the core, not of the tuple's two functions."""
         return (self._core,)
@@ -179,6 +194,12 @@ class _Core:
         ours = own_state(state)
         fresh = self._refreshed(self._space(params, ours.basis), ours, params, batch, value_fn)
         return jax.tree.map(lambda s: fresh if _is_ours(s) else s, state, is_leaf=_is_ours)
+
+    def moved(self, state: FosiState, place: sp.Tree, steps: TreeMap, gradients: TreeMap) -> FosiState:
+        """See ``Fosi``."""
+        base = self.step.moved(self._space(place, state.basis), state.base, place, steps, gradients)
+        fresh = self.init(place)._replace(refreshes=state.refreshes, seed=state.seed)  # no start vector twice
+        return fresh if base is None else fresh._replace(base=base, count=state.count)
 
     def spectrum(self, state: Any, params: sp.Tree) -> ese.Spectrum:
         """The estimate in use as a ``Spectrum`` of trees (extremes and resolution are not kept: NaN)."""
