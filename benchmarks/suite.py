@@ -170,6 +170,8 @@ ABLATIONS = {
             Entry("soap-lbfgs", {**LAYERS, **x}, curvature="part")
             for x in ({"memory_size": 50}, {"layers": 50, "memory_size": 50}, {"scaling": "geometric"})
         ),
+        Entry("soap-lbfgs", LAYERS, rate_factor=3.0, curvature="part"),
+        Entry("soap-lbfgs", {**LAYERS, "scaling": "geometric"}, rate_factor=3.0, curvature="part"),
     ),
     "torch": (
         Entry("adam"),
