@@ -67,9 +67,9 @@ def in_layers(
     directions do not hold training back but whole layers do.
 
     With ``fosi_lbfgs`` inside the pairs are carried over from one S to the next: a pair's product does not depend on
-    the coordinates it is written in, so that what has been learnt stays, and S need not be old. V is then of what two
-    factors cannot tell. Any other optimizer inside begins anew with each estimate, as what it has learnt of one S means
-    nothing with another.
+    the coordinates it is written in, so that what has been learnt stays however often S is estimated. V is then of what
+    two factors cannot tell. Any other optimizer inside begins anew with each estimate, as what it has learnt of one S
+    means nothing with another.
 
     What is inside sees y, which begins at 0 with each estimate: weight decay inside would pull back to x₀ (have it in
     the loss), and schedules begin anew with what they are of.
