@@ -173,6 +173,16 @@ ABLATIONS = {
         Entry("soap-lbfgs", LAYERS, rate_factor=3.0, curvature="part"),
         Entry("soap-lbfgs", {**LAYERS, "scaling": "geometric"}, rate_factor=3.0, curvature="part"),
     ),
+    "pairs": (
+        *(
+            Entry("fosi-lbfgs", {**GAUSS_NEWTON, "memory_size": size, "k": k, "num_matvecs": m}, curvature="part")
+            for size, k, m in ((300, 200, 300), (300, 100, 150), (100, 400, 600), (100, 200, 300), (100, 100, 150))
+        ),
+        Entry("fosi-lbfgs", {**GAUSS_NEWTON, "memory_size": 100}, curvature="part"),
+        *(Entry("lbfgs", {"memory_size": size}) for size in (300, 100)),
+        Entry("lbfgs", {"memory_size": 300, "scaling": "geometric"}),
+        Entry("kfac", {"min_damping": 1e-8}),
+    ),
     "torch": (
         Entry("adam"),
         Entry("fosi-adam", curvature="part"),
@@ -190,8 +200,9 @@ ABLATIONS = {
         )
     ),
 }
-"""By what FOSI is around; by what it and its peers make of ``deep-ae``, and in coordinates of the layers; what of it
-there is in PyTorch too; and by how long Adam or SOAP goes before, of which L-BFGS has the same choice."""
+"""By what FOSI is around; by what it and its peers make of ``deep-ae``, and in coordinates of the layers; by how many
+pairs FOSI and L-BFGS have, for ``softmax-full``; what of it there is in PyTorch too; and by how long Adam or SOAP goes
+before, of which L-BFGS has the same choice."""
 
 
 def plans(
@@ -254,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--ablation",
         choices=tuple(ABLATIONS),
-        help="around which base, on an autoencoder, in coordinates of layers, in PyTorch, or after how much of another",
+        help="around which base, on an autoencoder, in layers, by pairs, in PyTorch, or after how much of another",
     )
     parser.add_argument("--seeds", default="0", help="with commas between")
     parser.add_argument("--seconds", type=float, default=15.0, help="that each run is given")
