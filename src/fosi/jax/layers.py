@@ -1,10 +1,10 @@
 """Coordinates in which the Gauss–Newton matrix of every layer is near the identity.
 
-A matrix W of m × n parameters has a block of that matrix to itself, mn × mn numbers, and A ⊗ B / tr A stands for it:
-A = E U Uᵀ, B = E Uᵀ U, with U the part for W of Jᵀ H^½ z. J is the Jacobian of the model's outputs, H the second
-derivative of the loss of them, and z random signs, so that E u uᵀ is the Gauss–Newton matrix, whatever the model is
-made of: a probe is a backward pass. In y = S⁻¹ x, with S Sᵀ = (A ⊗ B / tr A)⁻¹, the block is the identity as far as the
-product of two factors can tell. What it cannot tell is left to the optimizer that works there.
+A matrix W of m × n parameters, its bias among them, has a block of that matrix to itself, mn × mn numbers, and
+A ⊗ B / tr A stands for it: A = E U Uᵀ, B = E Uᵀ U, with U the part for W of Jᵀ H^½ z. J is the Jacobian of the model's
+outputs, H the second derivative of the loss of them, and z random signs, so that E u uᵀ is the Gauss–Newton matrix,
+whatever the model is made of: a probe is a backward pass. In y = S⁻¹ x, with S Sᵀ = (A ⊗ B / tr A)⁻¹, the block is the
+identity as far as the product of two factors can tell. What it cannot tell is left to the optimizer that works there.
 
 Ren and Goldfarb, Tensor Normal Training for Deep Learning Models (2021), have the factors, of sampled gradients.
 """
@@ -22,22 +22,25 @@ from jax.scipy.linalg import solve_triangular
 
 from fosi.jax import lanczos
 from fosi.jax import space as sp
+from fosi.jax.blocks import joined, parted
 from fosi.jax.curvature import ModelLoss
 
 _ROOT_STEPS = 5
-"""Lanczos steps for H^½ z: exact where H has as many eigenvalues, as the residuals of an equation have, and elsewhere
-far better than the factors are."""
+"""Lanczos steps for H^½ z where H is no diagonal: exact where H has as many eigenvalues, and elsewhere far better than
+the factors are."""
+_ROUNDING = 1e-5
+"""How much of H may lie beside the diagonal, in float32's rounding: far less than the factors are good to."""
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 class Factors(NamedTuple):
-    """The Cholesky factors of one leaf's two matrices; of a leaf that is no matrix the roots of its diagonal alone.
+    """The Cholesky factors of one block's two matrices; of one that is no matrix the roots of its diagonal alone.
 
     Their inverses too, since every trial of a line search multiplies by them, which takes a fraction of solving.
 
     Attributes:
-      left: L with L Lᵀ = A, the leaf being a matrix with its last axis for columns; None for one that is none.
-      right: R with R Rᵀ = B, or the roots of the diagonal, in the leaf's shape.
+      left: L with L Lᵀ = A; None for a block that is no matrix.
+      right: R with R Rᵀ = B, or the roots of the diagonal, in the block's shape.
       over_left: L⁻¹.
       over_right: R⁻¹, or one over the roots.
     """
@@ -49,11 +52,11 @@ class Factors(NamedTuple):
 
 
 Metric = tuple[Factors, ...]
-"""Factors for each leaf."""
+"""Factors for each block."""
 
 
 class _Moments(NamedTuple):
-    """Sums over probes: U Uᵀ and Uᵀ U, or None and the squares of a leaf that is no matrix."""
+    """Sums over probes: U Uᵀ and Uᵀ U, or None and the squares of a block that is no matrix."""
 
     left: jax.Array | None
     right: jax.Array
@@ -62,14 +65,14 @@ class _Moments(NamedTuple):
 def identity(params: Any, max_dim: int) -> Metric:
     """The metric that changes nothing."""
 
-    def one(leaf: jax.Array) -> Factors:
-        dtype = jnp.promote_types(leaf.dtype, jnp.float32)
-        if not _is_matrix(leaf, max_dim):
-            return Factors(None, jnp.ones(leaf.shape, dtype), None, jnp.ones(leaf.shape, dtype))
-        sizes = 2 * (leaf.size // leaf.shape[-1], leaf.shape[-1])
-        return Factors(*(jnp.eye(size, dtype=dtype) for size in sizes))  # no array twice: a state may be given away
+    def one(block: jax.ShapeDtypeStruct) -> Factors:
+        dtype = jnp.promote_types(block.dtype, jnp.float32)
+        if not _is_matrix(block, max_dim):
+            return Factors(None, jnp.ones(block.shape, dtype), None, jnp.ones(block.shape, dtype))
+        # No array twice: a state may be given away.
+        return Factors(*(jnp.eye(size, dtype=dtype) for size in 2 * block.shape))
 
-    return tuple(one(leaf) for leaf in jax.tree.leaves(params))
+    return tuple(one(block) for block in jax.eval_shape(joined, params))
 
 
 def measure(
@@ -77,7 +80,7 @@ def measure(
 ) -> Metric:
     """The metric at ``params``, of so many probes.
 
-    Each factor has √damping of its own mean eigenvalue added to its diagonal, and no leaf is taken for flatter than
+    Each factor has √damping of its own mean eigenvalue added to its diagonal, and no block is taken for flatter than
     ``damping`` of the mean of all.
     """
     outputs, pull = jax.vjp(lambda p: loss.model_fn(p, batch), params)
@@ -90,10 +93,11 @@ def measure(
         moved: jax.Array = ravel_pytree(across(shape(vector.astype(flat.dtype))))[0]
         return moved.astype(dtype)
 
+    root_times = _root(product, jax.random.normal(jax.random.fold_in(key, probes), flat.shape, dtype))
+
     def probe(key: jax.Array) -> list[_Moments]:
-        signs = jax.random.rademacher(key, flat.shape, dtype)
-        (pulled,) = pull(shape(_root_times(product, signs).astype(flat.dtype)))
-        return [_moments(u, max_dim) for u in jax.tree.leaves(pulled)]
+        (pulled,) = pull(shape(root_times(jax.random.rademacher(key, flat.shape, dtype)).astype(flat.dtype)))
+        return [_moments(u, max_dim) for u in joined(pulled)]
 
     def add(total: list[_Moments], key: jax.Array) -> tuple[list[_Moments], None]:
         return jax.tree.map(jnp.add, total, probe(key)), None
@@ -104,6 +108,28 @@ def measure(
     mass = sum(jnp.trace(m.right) if m.left is not None else jnp.sum(m.right) for m in moments)
     least = jnp.where(mass > 0, damping * mass / sum(leaf.size for leaf in jax.tree.leaves(params)), 1)
     return tuple(_factored(m, damping, least) for m in moments)
+
+
+def _root(product: lanczos.Matvec, test: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    """The map z ↦ H^½ z for a positive semi-definite H.
+
+    Where the loss is a sum over outputs H is a diagonal, which its product with ones is, and a vector of normal numbers
+    tells whether it is one; else by Lanczos from z.
+    """
+    found, seen = product(jnp.ones_like(test)), product(test)
+    assert isinstance(found, jax.Array) and isinstance(seen, jax.Array)  # of vectors that are arrays, not trees
+    others = jnp.linalg.norm(seen - found * test)
+    diagonal = others <= _ROUNDING * jnp.linalg.norm(found * test)  # False for what is no number
+    root = jnp.sqrt(jnp.maximum(found, 0))
+
+    def times(vector: jax.Array) -> jax.Array:
+        def by_lanczos(vector: jax.Array) -> jax.Array:
+            return _root_times(product, vector)
+
+        by_root: jax.Array = jax.lax.cond(diagonal, lambda v: root * v, by_lanczos, vector)
+        return by_root
+
+    return times
 
 
 def _root_times(product: lanczos.Matvec, vector: jax.Array) -> jax.Array:
@@ -118,20 +144,19 @@ def _root_times(product: lanczos.Matvec, vector: jax.Array) -> jax.Array:
     off = found.betas[:-1]
     values, vectors = jnp.linalg.eigh(jnp.diag(found.alphas) + jnp.diag(off, 1) + jnp.diag(off, -1))
     coefficients = vectors @ (jnp.sqrt(jnp.maximum(values, 0)) * vectors[0])
-    assert isinstance(found.basis, jax.Array)  # of vectors that are arrays, not trees
+    assert isinstance(found.basis, jax.Array)
     root: jax.Array = jnp.matmul(coefficients, found.basis, precision=_HIGHEST)
     return jnp.linalg.norm(vector) * root
 
 
-def _is_matrix(leaf: Any, max_dim: int) -> bool:
-    return leaf.ndim >= 2 and max(leaf.size // leaf.shape[-1], leaf.shape[-1]) <= max_dim
+def _is_matrix(block: Any, max_dim: int) -> bool:
+    return len(block.shape) == 2 and max(block.shape) <= max_dim
 
 
 def _moments(u: jax.Array, max_dim: int) -> _Moments:
     u = u.astype(jnp.promote_types(u.dtype, jnp.float32))
     if not _is_matrix(u, max_dim):
         return _Moments(None, u**2)
-    u = u.reshape(-1, u.shape[-1])
     return _Moments(jnp.matmul(u, u.T, precision=_HIGHEST), jnp.matmul(u.T, u, precision=_HIGHEST))
 
 
@@ -147,7 +172,7 @@ def _factored(moments: _Moments, damping: float, least: jax.Array) -> Factors:
 
     def root(matrix: jax.Array, scale: Any) -> tuple[jax.Array, jax.Array]:
         eye = jnp.eye(len(matrix), dtype=matrix.dtype)
-        # To a mean eigenvalue of 1. A leaf that nothing depends on has no trace.
+        # To a mean eigenvalue of 1. A block that nothing depends on has no trace.
         matrix = jnp.where(trace > 0, matrix * len(matrix) / trace + more * eye, eye)
         factor = jnp.sqrt(scale) * jnp.linalg.cholesky(matrix)
         return factor, solve_triangular(factor, eye, lower=True)
@@ -157,12 +182,7 @@ def _factored(moments: _Moments, damping: float, least: jax.Array) -> Factors:
 
 
 def _each(function: Callable[[Factors, jax.Array], jax.Array], metric: Metric, tree: Any) -> Any:
-    leaves, shape = jax.tree.flatten(tree)
-    changed = []
-    for factors, leaf in zip(metric, leaves, strict=True):
-        matrix = leaf if factors.left is None else leaf.reshape(len(factors.left), -1)
-        changed.append(function(factors, matrix).reshape(leaf.shape))
-    return jax.tree.unflatten(shape, changed)
+    return parted([function(*both) for both in zip(metric, joined(tree), strict=True)], tree)
 
 
 def _product(left: jax.Array, middle: jax.Array, right: jax.Array) -> jax.Array:
