@@ -28,8 +28,8 @@ PAIRS = {"memory_size": 300}
 GAUSS_NEWTON = {"operator": "gauss_newton"}
 AROUND_LBFGS = {**AFTER, **PAIRS, **GAUSS_NEWTON}
 LAYERS = {"memory_size": 20, "layers": 20, "switch_at": 20}
-"""L-BFGS in coordinates of the layers, which are estimated so often, soon: in them no direction is flatter than the
-rest, so that the usual scaling is the better one."""
+"""L-BFGS in coordinates of the layers, which are estimated every 20 steps. No direction is flatter than the rest there
+by design, so that the usual scaling is the better one."""
 SLOWLY = 0.25
 """What the rate of what comes before it is multiplied by: a training that was hurried ends in a worse place."""
 IN_LAYERS = {**GAUSS_NEWTON, "scaling": "usual"}
@@ -171,6 +171,10 @@ ABLATIONS = {
         Entry("soap-lbfgs", LAYERS, SLOWLY, "part"),
         *(Entry("soap", rate_factor=factor) for factor in (3.0, 1.0)),
         Entry("kfac", {"min_damping": 1e-8}),
+        Entry("soap-lbfgs", {"memory_size": 100, "switch_at": 20}, SLOWLY),
+    ),
+    "first-leg": (
+        Entry("soap-lbfgs", LAYERS, SLOWLY, "part"),
         *(
             Entry("soap-lbfgs", {**LAYERS, **x}, factor, "part")
             for factor, x in (
@@ -181,7 +185,6 @@ ABLATIONS = {
                 (1.0, {}),
             )
         ),
-        Entry("soap-lbfgs", {"memory_size": 100, "switch_at": 20}, SLOWLY),
     ),
     "pairs": (
         *(
@@ -210,9 +213,9 @@ ABLATIONS = {
         )
     ),
 }
-"""By what FOSI is around; by what it and its peers make of ``deep-ae``, and in coordinates of the layers; by how many
-pairs FOSI and L-BFGS have, for ``softmax-full``; what of it there is in PyTorch too; and by how long Adam or SOAP goes
-before, of which L-BFGS has the same choice."""
+"""By what FOSI is around; by what it and its peers make of ``deep-ae``, in coordinates of the layers, and by what comes
+before those; by how many pairs FOSI and L-BFGS have, for ``softmax-full``; what of it there is in PyTorch too; and by
+how long Adam or SOAP goes before, of which L-BFGS has the same choice."""
 
 
 def plans(
@@ -275,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--ablation",
         choices=tuple(ABLATIONS),
-        help="around which base, on an autoencoder, in layers, by pairs, in PyTorch, or after how much of another",
+        help="around which base, on an autoencoder, in layers, after what, by pairs, in PyTorch, or after how much",
     )
     parser.add_argument("--seeds", default="0", help="with commas between")
     parser.add_argument("--seconds", type=float, default=15.0, help="that each run is given")

@@ -1,7 +1,9 @@
 """Which vector is taken for the bias of which matrix, and that nothing is lost on the way there and back."""
 
 import itertools
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,19 +12,34 @@ from flax import linen as nn
 from flax import nnx
 
 from fosi.jax.blocks import Block, blocks_of, joined, parted
+from tests.jax.running import x64
 
 
 def of_shapes(tree):
     """The same tree with arrays for tuples, whose numbers are all different."""
     count = itertools.count()
-    shapes = lambda x: isinstance(x, tuple) and all(isinstance(i, int) for i in x)  # noqa: E731
+    shapes = lambda x: type(x) is tuple and all(isinstance(i, int) for i in x)  # noqa: E731
     made = lambda s: jnp.asarray([float(next(count)) for _ in range(int(np.prod(s)))]).reshape(s)  # noqa: E731
     return jax.tree.map(made, tree, is_leaf=shapes)
+
+
+class Heads(NamedTuple):
+    """Has an array by the name that flax has in its boxes."""
+
+    query: Any
+    value: Any
 
 
 CASES = {
     "x W + b": ({"b": (3,), "w": (2, 3)}, (Block(1, 0, 0),)),
     "W x + b": ({"bias": (3,), "weight": (3, 2)}, (Block(1, 0, 1),)),
+    "W x + b, twice as wide as long": (
+        {"b1": (4,), "b2": (2,), "w1": (4, 8), "w2": (2, 4)},
+        (Block(2, 0, 1), Block(3, 1, 1)),
+    ),
+    "W x + b, one of them square": ([[(3, 2), (3,)], [(3, 3), (3,)]], (Block(0, 1, 1), Block(2, 3, 1))),
+    "x W + b, one of them square": ([[(2, 3), (3,)], [(3, 3), (3,)]], (Block(0, 1, 0), Block(2, 3, 0))),
+    "no box": ({"heads": Heads((2, 2), (2, 3)), "scale": (3,)}, (Block(0), Block(1), Block(2))),
     "square": ({"b": (3,), "w": (3, 3)}, (Block(1, 0, 0),)),
     "a convolution": ({"bias": (5,), "kernel": (2, 2, 3, 5)}, (Block(1, 0, 0),)),
     "pairs in a list": ([[(2, 3), (3,)], [(3, 4), (4,)]], (Block(0, 1, 0), Block(2, 3, 0))),
@@ -66,3 +83,19 @@ def test_boxes_of_flax_are_no_nodes():
     kernel = nn.with_partitioning(nn.initializers.ones_init(), (None, "model"))
     mixed = nn.Dense(3, kernel_init=kernel).init(jax.random.key(0), jnp.ones((1, 2)))
     assert blocks_of(mixed) == (Block(1, 0, 0),)
+
+
+def test_layers_of_equinox():
+    """W x + b, of which the hidden ones are square."""
+    tree = eqx.filter(eqx.nn.MLP(3, 2, 4, 3, key=jax.random.key(0)), eqx.is_array)
+    assert [(block.bias is not None, block.axis) for block in blocks_of(tree)] == [(True, 1)] * 4
+    assert [array.shape for array in joined(tree)] == [(4, 4), (4, 5), (4, 5), (2, 5)]
+
+
+def test_dtypes_of_what_was_joined():
+    """Each leaf's own, and no coarser than float32."""
+    tree = {"bias": jnp.ones(3, jnp.float16), "kernel": jnp.ones((2, 3), jnp.float32)}
+    with x64(np.float64):
+        wide = {"bias": jnp.ones(3, jnp.float32), "kernel": jnp.ones((2, 3), jnp.float64)}
+        assert jax.tree.map(jnp.result_type, parted(joined(wide), wide)) == jax.tree.map(jnp.result_type, wide)
+    assert {x.dtype for x in jax.tree.leaves(parted(joined(tree), tree))} == {jnp.dtype(jnp.float32)}

@@ -21,11 +21,12 @@ def in_float64():
         yield
 
 
-def network():
+def network(columns=False):
     """Two matrices, one of them with three axes, a vector, a number and a leaf that nothing depends on."""
     rng = np.random.default_rng(0)
+    first = rng.normal(size=(3, 4))
     params = {
-        "first": {"w": rng.normal(size=(3, 4)), "b": rng.normal(size=4)},
+        "first": {"w": first.T if columns else first, "b": rng.normal(size=4)},
         "second": rng.normal(size=(2, 2, 3)),
         "shift": np.array(0.3),
         "unused": rng.normal(size=(2, 2)),
@@ -33,7 +34,8 @@ def network():
     batch = rng.normal(size=(8, 3)) * [3.0, 1.0, 0.3], rng.integers(0, 3, 8)
 
     def model(params, batch):
-        hidden = jnp.tanh(batch[0] @ params["first"]["w"] + params["first"]["b"][None])
+        w = params["first"]["w"].T if columns else params["first"]["w"]
+        hidden = jnp.tanh(batch[0] @ w + params["first"]["b"][None])
         return hidden @ params["second"].reshape(4, 3) + params["shift"] * jnp.arange(3.0)[None]
 
     def loss(outputs, batch):
@@ -54,8 +56,10 @@ def dense_gauss_newton(loss, params, batch):
     return np.asarray(J.T @ H @ J)
 
 
-NETWORK = ((np.r_[4:16, 0:4], (4, 4)), (np.r_[16:28], (2, 2, 3)), (np.r_[28:29], ()), (np.r_[29:33], (2, 2)))
-"""Where the blocks of ``network`` are among its parameters, and their shapes: the bias is a row of its matrix."""
+REST = ((np.r_[16:28], (2, 2, 3)), (np.r_[28:29], ()), (np.r_[29:33], (2, 2)))
+ROW, COLUMN = np.r_[4:16, 0:4], np.c_[np.arange(4, 16).reshape(4, 3), np.arange(4)].ravel()
+"""Where the blocks of ``network`` are among its parameters, and their shapes; the first with its bias as one more row,
+and as one more column."""
 
 
 def damped(block, shape, damping, least):
@@ -78,16 +82,21 @@ def matrix_of(function, params):
     return np.stack([ravelled(function(shape(row))) for row in jnp.eye(len(flat))], axis=1)
 
 
-def test_factors_are_those_of_the_dense_blocks():
-    """Of a loss whose second derivative is not diagonal; the mean of many probes."""
-    loss, params, batch = network()
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("columns", [False, True])
+def test_factors_are_those_of_the_dense_blocks(columns, summed):
+    """The mean of many probes, of a loss whose second derivative is not diagonal, and of one that is summed."""
+    loss, params, batch = network(columns)
+    if summed:
+        targets = jnp.asarray(np.random.default_rng(6).uniform(size=(8, 3)))
+        loss = ModelLoss(loss.model_fn, lambda o, batch: jnp.sum(jax.nn.softplus(9 * o) - 9 * targets * o))
     metric = layers.measure(loss, params, batch, jax.random.key(0), 40_000, 1e-2, MAX)
     G = dense_gauss_newton(loss, params, batch)
     found = np.linalg.inv(matrix_of(lambda g: layers.outside(metric, layers.inside(metric, g)), params))
     least = 1e-2 * np.trace(G) / len(G)
     assert least > 0
     wanted, between = np.zeros_like(found), np.ones(found.shape, bool)
-    for where, shape in NETWORK:
+    for where, shape in ((COLUMN if columns else ROW, (4, 4)), *REST):
         block = np.ix_(where, where)
         between[block] = False
         wanted[block] = damped(G[block], shape, 1e-2, least)
@@ -126,20 +135,47 @@ def test_roots_times_vectors(eigenvalues):
 def test_root_of_a_diagonal_is_exact(eigenvalues):
     """Of more eigenvalues than Lanczos has steps."""
     h, z = jnp.asarray(eigenvalues), jnp.asarray(np.random.default_rng(4).normal(size=40))
-    found = layers._root(lambda v: h * v, jnp.asarray(np.random.default_rng(5).normal(size=40)))(z)
+    found = layers._root(lambda v: h * v, jnp.asarray(np.random.default_rng(5).normal(size=40)), lambda v: v)(z)
     np.testing.assert_allclose(found, np.sqrt(h) * z, rtol=1e-12)
 
 
 def test_what_is_nearly_a_diagonal_is_none():
-    """One of forty rows has neighbours, by a thousandth, and adds up to what it would be without them."""
+    """Three of forty rows have neighbours, by a thousandth, of which one adds up to what it would be without them."""
     H = np.diag(np.r_[np.ones(37), 3.0, 3.0, 3.0])
     H[37, 38] = H[38, 37] = 1e-3
     H[37, 39] = H[39, 37] = -1e-3
     z = jnp.asarray(np.random.default_rng(4).normal(size=40))
-    found = layers._root(lambda v: jnp.asarray(H) @ v, jnp.asarray(np.random.default_rng(5).normal(size=40)))(z)
+    test = jnp.asarray(np.random.default_rng(5).normal(size=40))
+    found = layers._root(lambda v: jnp.asarray(H) @ v, test, lambda v: v)(z)
     values, vectors = np.linalg.eigh(H)
     np.testing.assert_allclose(found, vectors @ (np.sqrt(values) * (vectors.T @ z)), atol=1e-7)
     assert np.abs(found - np.sqrt(np.diag(H)) * z).max() > 1e-5
+
+
+def test_arrays_of_outputs_are_each_a_diagonal_or_not():
+    """Squares a million times as steep as a softmax beside them, all of whose products with ones are 0."""
+    H = jnp.asarray(jax.scipy.linalg.block_diag(1e6 * np.eye(20), (np.eye(20) - 0.05) / 20))
+    z, test = (jnp.asarray(np.random.default_rng(i).normal(size=40)) for i in (4, 5))
+    found = layers._root(lambda v: H @ v, test, lambda v: (v[:20], v[20:]))(z)
+    np.testing.assert_allclose(found, np.r_[1e3 * z[:20], (z[20:] - z[20:].mean()) / np.sqrt(20)], atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-5), ("bfloat16", 0.03)])
+def test_a_diagonal_is_one_in_low_precision(dtype, rtol):
+    """Of sigmoids from 6e-6 to a half, the small ones of which Lanczos would not tell apart; outputs are parameters."""
+    logits = jnp.linspace(-12, 0, 50).astype(dtype)
+    loss = ModelLoss(lambda p, batch: p, lambda o, batch: jnp.sum(jax.nn.softplus(o)))
+    (factors,) = layers.measure(loss, logits, None, jax.random.key(0), 3, 1e-20, MAX)
+    p = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
+    np.testing.assert_allclose(factors.right, np.sqrt(p * (1 - p)), rtol=rtol, atol=1e-6)
+
+
+def test_a_bias_costs_a_matrix_nothing():
+    params = {"w": jnp.ones((4, 3)), "b": jnp.ones(3)}
+    (kept,) = layers.identity(params, 4)
+    assert kept.left.shape == (5, 5) and kept.right.shape == (3, 3)
+    (lost,) = layers.identity(params, 3)
+    assert lost.left is None and lost.right.shape == (5, 3)
 
 
 def test_directions_of_s():

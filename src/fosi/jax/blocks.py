@@ -1,12 +1,13 @@
 """Which parameters share a block: a matrix, and the vector that is added to what it makes of its inputs.
 
-To the layer W x + b the bias b is one more column of W, by which an input that is always 1 is multiplied. Its
-derivatives go with those by the mean of the inputs: two blocks, one each, leave every output of every layer a direction
-in which W and b undo each other, and which is so much flatter than the rest.
+To the layer x W + b the bias b is one more row of W, by which an input that is always 1 is multiplied. Its derivatives
+go with those by the mean of the inputs: two blocks, one each, leave every output of every layer a direction in which W
+and b undo each other, and which is so much flatter than the rest.
 """
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 _IN_A_BOX = (jax.tree_util.GetAttrKey("value"),)
-"""Where flax has an array, of a box that has nothing else: a variable, or an array with the names of its axes."""
+"""Where flax has the array of a box, which a variable is, or an array with the names of its axes."""
+_ROW, _COLUMN = 0, 1
 
 
 class Block(NamedTuple):
@@ -28,38 +30,43 @@ class Block(NamedTuple):
 
     leaf: int
     bias: int | None = None
-    axis: int = 0
+    axis: int = _ROW
 
 
 def blocks_of(tree: Any) -> tuple[Block, ...]:
     """The blocks, in the order of the leaves.
 
-    A vector goes with a matrix of the same node of the tree if its length is that of the matrix's last axis, as in x W
-    + b, or, where no matrix's is, of the first of two, as in W x + b. Where several matrices would do, or several
-    vectors, none is taken for a bias.
+    A vector goes with a matrix of the same node of the tree if its length is that of the matrix's last axis, as in
+    x W + b, or, in a tree that has them as in W x + b, of the first of two. Which of the two a tree has is said by the
+    vectors that fit one matrix in one way alone; where none says, as where all matrices are square, it is x W + b.
+    Where several matrices would do, or several vectors, none is taken for a bias. One of two axes is none either.
     """
-    with_paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    below = collections.Counter(path[:-1] for path, _ in leaves)
     nodes: dict[Any, list[int]] = {}
-    for place, (path, _) in enumerate(with_paths):
-        boxed = path[-1:] == _IN_A_BOX
+    for place, (path, _) in enumerate(leaves):
+        boxed = path[-1:] == _IN_A_BOX and below[path[:-1]] == 1
         nodes.setdefault(path[: -2 if boxed else -1], []).append(place)
-    shapes = [tuple(leaf.shape) for _, leaf in with_paths]
-    biases: dict[int, list[Block]] = {}
-    for places in nodes.values():
-        for place in places:
-            if len(shapes[place]) == 1 and (found := _with_bias(place, places, shapes)) is not None:
-                biases.setdefault(found.leaf, []).append(found)
-    joined = {leaf: found[0] for leaf, found in biases.items() if len(found) == 1}
-    taken = {block.bias for block in joined.values()}
-    return tuple(joined.get(place, Block(place)) for place in range(len(shapes)) if place not in taken)
+    shapes = [tuple(leaf.shape) for _, leaf in leaves]
+    vectors = [(i, places) for places in nodes.values() for i in places if len(shapes[i]) == 1]
+    ways = [found for i, places in vectors if (found := _ways(i, places, shapes))]
+    said = collections.Counter(found[0].axis for found in ways if len(found) == 1)
+    axis = _COLUMN if said[_COLUMN] > said[_ROW] else _ROW
+    of_matrix: dict[int, list[Block]] = {}
+    for found in ways:
+        fitting = [block for block in found if block.axis == axis]
+        if len(fitting) == 1:
+            of_matrix.setdefault(fitting[0].leaf, []).append(fitting[0])
+    with_bias = {leaf: found[0] for leaf, found in of_matrix.items() if len(found) == 1}
+    taken = {block.bias for block in with_bias.values()}
+    return tuple(with_bias.get(place, Block(place)) for place in range(len(shapes)) if place not in taken)
 
 
-def _with_bias(place: int, siblings: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> Block | None:
+def _ways(place: int, siblings: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> list[Block]:
+    """How a vector may be a bias of what stands beside it."""
     length, matrices = shapes[place][0], [i for i in siblings if len(shapes[i]) > 1]
-    last = [Block(i, place, 0) for i in matrices if shapes[i][-1] == length]
-    first = [Block(i, place, 1) for i in matrices if len(shapes[i]) == 2 and shapes[i][0] == length]
-    found = last or first
-    return found[0] if len(found) == 1 else None
+    rows = [Block(i, place, _ROW) for i in matrices if shapes[i][-1] == length]
+    return rows + [Block(i, place, _COLUMN) for i in matrices if len(shapes[i]) == 2 and shapes[i][0] == length]
 
 
 def joined(tree: Any) -> list[jax.Array]:
@@ -79,14 +86,16 @@ def joined(tree: Any) -> list[jax.Array]:
 
 
 def parted(arrays: Sequence[jax.Array], like: Any) -> Any:
-    """The tree of which ``joined`` makes these arrays, in shapes of another."""
+    """The tree of which ``joined`` makes these arrays, in shapes of another, and no coarser than float32."""
     leaves, structure = jax.tree.flatten(like)
     found: list[Any] = list(leaves)
     for block, array in zip(blocks_of(like), arrays, strict=True):
-        shape = leaves[block.leaf].shape
-        if block.bias is not None:
-            size = array.shape[block.axis] - 1
-            array, bias = jnp.split(array, [size], block.axis)
-            found[block.bias] = bias.reshape(-1)
-        found[block.leaf] = array.reshape(shape)
+        if block.bias is None:
+            pieces = [(block.leaf, array)]
+        else:
+            matrix, bias = jnp.split(array, [array.shape[block.axis] - 1], block.axis)
+            pieces = [(block.leaf, matrix), (block.bias, bias)]
+        for place, piece in pieces:
+            leaf = leaves[place]
+            found[place] = piece.reshape(leaf.shape).astype(jnp.promote_types(leaf.dtype, jnp.float32))
     return jax.tree.unflatten(structure, found)

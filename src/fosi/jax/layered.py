@@ -27,7 +27,7 @@ class LayeredState(NamedTuple):
 
     Attributes:
       refreshes: estimates made.
-      metric: S, as factors for each leaf.
+      metric: S, as factors for each block.
       place: y, from 0 at each estimate.
       inner: the state of the optimizer inside.
     """
@@ -87,7 +87,7 @@ def in_layers(
       probes: backward passes of an estimate.
       damping: how much flatter than the mean direction one may be taken for; the root of it goes to each factor. In
         float32 what is carried over loses digits below some 1e-6.
-      max_dim: a matrix with a longer side has only its diagonal, as vectors and numbers have.
+      max_dim: a matrix with a longer side has only its diagonal, as numbers have, and vectors that are no bias.
       seed: of the random signs, with the count of estimates.
 
     Returns:

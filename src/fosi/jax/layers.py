@@ -22,14 +22,14 @@ from jax.scipy.linalg import solve_triangular
 
 from fosi.jax import lanczos
 from fosi.jax import space as sp
-from fosi.jax.blocks import joined, parted
+from fosi.jax.blocks import Block, blocks_of, joined, parted
 from fosi.jax.curvature import ModelLoss
 
 _ROOT_STEPS = 5
 """Lanczos steps for H^½ z where H is no diagonal: exact where H has as many eigenvalues, and elsewhere far better than
 the factors are."""
-_ROUNDING = 1e-5
-"""How much of H may lie beside the diagonal, in float32's rounding: far less than the factors are good to."""
+_BESIDE = 1e-5
+"""How much of H may lie beside the diagonal: more than float32's rounding, far less than the factors are good to."""
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -65,14 +65,14 @@ class _Moments(NamedTuple):
 def identity(params: Any, max_dim: int) -> Metric:
     """The metric that changes nothing."""
 
-    def one(block: jax.ShapeDtypeStruct) -> Factors:
-        dtype = jnp.promote_types(block.dtype, jnp.float32)
-        if not _is_matrix(block, max_dim):
-            return Factors(None, jnp.ones(block.shape, dtype), None, jnp.ones(block.shape, dtype))
+    def one(block: Block, of: jax.ShapeDtypeStruct) -> Factors:
+        dtype = jnp.promote_types(of.dtype, jnp.float32)
+        if not _is_matrix(block, of.shape, max_dim):
+            return Factors(None, jnp.ones(of.shape, dtype), None, jnp.ones(of.shape, dtype))
         # No array twice: a state may be given away.
-        return Factors(*(jnp.eye(size, dtype=dtype) for size in 2 * block.shape))
+        return Factors(*(jnp.eye(size, dtype=dtype) for size in 2 * of.shape))
 
-    return tuple(one(block) for block in jax.eval_shape(joined, params))
+    return tuple(one(*both) for both in zip(blocks_of(params), jax.eval_shape(joined, params), strict=True))
 
 
 def measure(
@@ -93,11 +93,13 @@ def measure(
         moved: jax.Array = ravel_pytree(across(shape(vector.astype(flat.dtype))))[0]
         return moved.astype(dtype)
 
-    root_times = _root(product, jax.random.normal(jax.random.fold_in(key, probes), flat.shape, dtype))
+    test = jax.random.normal(jax.random.fold_in(key, probes), flat.shape, flat.dtype).astype(dtype)
+    root_times = _root(product, test, lambda vector: shape(vector.astype(flat.dtype)))
+    blocks = blocks_of(params)
 
     def probe(key: jax.Array) -> list[_Moments]:
         (pulled,) = pull(shape(root_times(jax.random.rademacher(key, flat.shape, dtype)).astype(flat.dtype)))
-        return [_moments(u, max_dim) for u in joined(pulled)]
+        return [_moments(*both, max_dim) for both in zip(blocks, joined(pulled), strict=True)]
 
     def add(total: list[_Moments], key: jax.Array) -> tuple[list[_Moments], None]:
         return jax.tree.map(jnp.add, total, probe(key)), None
@@ -110,24 +112,28 @@ def measure(
     return tuple(_factored(m, damping, least) for m in moments)
 
 
-def _root(product: lanczos.Matvec, test: jax.Array) -> Callable[[jax.Array], jax.Array]:
+def _root(
+    product: lanczos.Matvec, test: jax.Array, outputs: Callable[[jax.Array], Any]
+) -> Callable[[jax.Array], jax.Array]:
     """The map z ↦ H^½ z for a positive semi-definite H.
 
     Where the loss is a sum over outputs H is a diagonal, which its product with ones is, and a vector of normal numbers
-    tells whether it is one; else by Lanczos from z.
+    tells whether it is one, for each array of the outputs; else by Lanczos from z.
     """
     found, seen = product(jnp.ones_like(test)), product(test)
     assert isinstance(found, jax.Array) and isinstance(seen, jax.Array)  # of vectors that are arrays, not trees
-    others = jnp.linalg.norm(seen - found * test)
-    diagonal = others <= _ROUNDING * jnp.linalg.norm(found * test)  # False for what is no number
+
+    def is_diagonal(seen: jax.Array, wanted: jax.Array) -> jax.Array:
+        rounding = max(_BESIDE, 4 * float(jnp.finfo(wanted.dtype).eps))
+        return jnp.linalg.norm(jnp.ravel(seen - wanted)) <= rounding * jnp.linalg.norm(jnp.ravel(wanted))
+
+    said = jax.tree.leaves(jax.tree.map(is_diagonal, outputs(seen), outputs(found * test)))
+    diagonal = jnp.stack(said).all()  # False for what is no number
     root = jnp.sqrt(jnp.maximum(found, 0))
 
     def times(vector: jax.Array) -> jax.Array:
-        def by_lanczos(vector: jax.Array) -> jax.Array:
-            return _root_times(product, vector)
-
-        by_root: jax.Array = jax.lax.cond(diagonal, lambda v: root * v, by_lanczos, vector)
-        return by_root
+        found: jax.Array = jax.lax.cond(diagonal, lambda v: root * v, lambda v: _root_times(product, v), vector)
+        return found
 
     return times
 
@@ -149,13 +155,15 @@ def _root_times(product: lanczos.Matvec, vector: jax.Array) -> jax.Array:
     return jnp.linalg.norm(vector) * root
 
 
-def _is_matrix(block: Any, max_dim: int) -> bool:
-    return len(block.shape) == 2 and max(block.shape) <= max_dim
+def _is_matrix(block: Block, shape: tuple[int, ...], max_dim: int) -> bool:
+    # A bias does not count: a matrix is not to lose its factors for it.
+    biases = (block.bias is not None and axis == block.axis for axis in range(len(shape)))
+    return len(shape) == 2 and all(size - bias <= max_dim for size, bias in zip(shape, biases, strict=True))
 
 
-def _moments(u: jax.Array, max_dim: int) -> _Moments:
+def _moments(block: Block, u: jax.Array, max_dim: int) -> _Moments:
     u = u.astype(jnp.promote_types(u.dtype, jnp.float32))
-    if not _is_matrix(u, max_dim):
+    if not _is_matrix(block, u.shape, max_dim):
         return _Moments(None, u**2)
     return _Moments(jnp.matmul(u, u.T, precision=_HIGHEST), jnp.matmul(u.T, u, precision=_HIGHEST))
 
