@@ -29,7 +29,7 @@ GAUSS_NEWTON = {"operator": "gauss_newton"}
 AROUND_LBFGS = {**AFTER, **PAIRS, **GAUSS_NEWTON}
 LAYERS = {"memory_size": 20, "layers": 20, "switch_at": 20}
 """L-BFGS in coordinates of the layers, which are estimated every 20 steps. No direction is flatter than the rest there
-by design, so that the usual scaling is the better one."""
+by design, so that the usual scaling does as well as the other."""
 SLOWLY = 0.25
 """What the rate of what comes before it is multiplied by: a training that was hurried ends in a worse place."""
 IN_LAYERS = {**GAUSS_NEWTON, "scaling": "usual"}
@@ -213,9 +213,9 @@ ABLATIONS = {
         )
     ),
 }
-"""By what FOSI is around; by what it and its peers make of ``deep-ae``, in coordinates of the layers, and by what comes
-before those; by how many pairs FOSI and L-BFGS have, for ``softmax-full``; what of it there is in PyTorch too; and by
-how long Adam or SOAP goes before, of which L-BFGS has the same choice."""
+"""By what FOSI is around; by what it and its peers make of ``deep-ae``, in coordinates of the layers, and with what
+comes before those, or their settings, otherwise; by how many pairs FOSI and L-BFGS have, for ``softmax-full``; what of
+it there is in PyTorch too; and by how long Adam or SOAP goes before, of which L-BFGS has the same choice."""
 
 
 def plans(

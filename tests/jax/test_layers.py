@@ -135,7 +135,7 @@ def test_roots_times_vectors(eigenvalues):
 def test_root_of_a_diagonal_is_exact(eigenvalues):
     """Of more eigenvalues than Lanczos has steps."""
     h, z = jnp.asarray(eigenvalues), jnp.asarray(np.random.default_rng(4).normal(size=40))
-    found = layers._root(lambda v: h * v, jnp.asarray(np.random.default_rng(5).normal(size=40)), lambda v: v)(z)
+    found = layers._root(lambda v: h * v, jnp.asarray(np.random.default_rng(5).normal(size=40)), [40], 1e-5)(z)
     np.testing.assert_allclose(found, np.sqrt(h) * z, rtol=1e-12)
 
 
@@ -146,7 +146,7 @@ def test_what_is_nearly_a_diagonal_is_none():
     H[37, 39] = H[39, 37] = -1e-3
     z = jnp.asarray(np.random.default_rng(4).normal(size=40))
     test = jnp.asarray(np.random.default_rng(5).normal(size=40))
-    found = layers._root(lambda v: jnp.asarray(H) @ v, test, lambda v: v)(z)
+    found = layers._root(lambda v: jnp.asarray(H) @ v, test, [40], 1e-5)(z)
     values, vectors = np.linalg.eigh(H)
     np.testing.assert_allclose(found, vectors @ (np.sqrt(values) * (vectors.T @ z)), atol=1e-7)
     assert np.abs(found - np.sqrt(np.diag(H)) * z).max() > 1e-5
@@ -156,7 +156,7 @@ def test_arrays_of_outputs_are_each_a_diagonal_or_not():
     """Squares a million times as steep as a softmax beside them, all of whose products with ones are 0."""
     H = jnp.asarray(jax.scipy.linalg.block_diag(1e6 * np.eye(20), (np.eye(20) - 0.05) / 20))
     z, test = (jnp.asarray(np.random.default_rng(i).normal(size=40)) for i in (4, 5))
-    found = layers._root(lambda v: H @ v, test, lambda v: (v[:20], v[20:]))(z)
+    found = layers._root(lambda v: H @ v, test, [20, 20], 1e-5)(z)
     np.testing.assert_allclose(found, np.r_[1e3 * z[:20], (z[20:] - z[20:].mean()) / np.sqrt(20)], atol=1e-5)
 
 
@@ -168,6 +168,31 @@ def test_a_diagonal_is_one_in_low_precision(dtype, rtol):
     (factors,) = layers.measure(loss, logits, None, jax.random.key(0), 3, 1e-20, MAX)
     p = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
     np.testing.assert_allclose(factors.right, np.sqrt(p * (1 - p)), rtol=rtol, atol=1e-6)
+
+
+def test_a_softmax_is_no_diagonal_in_float16():
+    """Of so many examples that the squares of its second derivatives are 0 there."""
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(20_000, 4)), jnp.float16)
+    loss = ModelLoss(lambda b, logits: logits + b[None], lambda o, _: -jnp.mean(jax.nn.log_softmax(o)[:, 0]))
+    (half,) = layers.measure(loss, jnp.zeros(4, jnp.float16), logits, jax.random.key(0), 20, 1e-3, MAX)
+    exact = logits.astype(jnp.float32)
+    (wanted,) = layers.measure(loss, jnp.zeros(4, jnp.float32), exact, jax.random.key(0), 20, 1e-3, MAX)
+    np.testing.assert_allclose(half.right, wanted.right, rtol=0.1)
+    assert half.right.max() < 0.9
+
+
+def test_leaves_that_are_empty_and_dtypes_that_differ():
+    """Neither spoils the rest; factors are in the dtypes that they begin in."""
+    rng = np.random.default_rng(7)
+    params = {"none": jnp.zeros((0, 3)), "no": {"w": jnp.zeros((3, 0)), "b": jnp.zeros(0)}}
+    params |= {"v": jnp.ones(2, jnp.float32), "w": jnp.ones((3, 2), jnp.float32), "wide": jnp.ones((2, 2))}
+    x = jnp.asarray(rng.normal(size=(5, 3)))
+    loss = ModelLoss(lambda p, x: x @ p["w"] @ p["wide"] * p["v"][None], lambda o, x: jnp.sum(o**2))
+    found = layers.measure(loss, params, x, jax.random.key(0), 2, 1e-3, MAX)
+    begun = layers.identity(params, MAX)
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), found) == jax.tree.map(lambda a: (a.shape, a.dtype), begun)
+    assert np.isfinite(ravelled(found)).all()
+    jax.tree.map(np.testing.assert_array_equal, layers.outside(begun, params), params)
 
 
 def test_a_bias_costs_a_matrix_nothing():

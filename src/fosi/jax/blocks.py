@@ -8,6 +8,7 @@ and b undo each other, and which is so much flatter than the rest.
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -37,8 +38,8 @@ def blocks_of(tree: Any) -> tuple[Block, ...]:
     """The blocks, in the order of the leaves.
 
     A vector goes with a matrix of the same node of the tree if its length is that of the matrix's last axis, as in
-    x W + b, or, in a tree that has them as in W x + b, of the first of two. Which of the two a tree has is said by the
-    vectors that fit one matrix in one way alone; where none says, as where all matrices are square, it is x W + b.
+    x W + b, or, in a tree that has them as in W x + b, of the first of two. Which of the two a tree has is said by most
+    of the vectors that fit one matrix in one way alone; where none says, as where all are square, it is x W + b.
     Where several matrices would do, or several vectors, none is taken for a bias. One of two axes is none either.
     """
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
@@ -77,7 +78,7 @@ def joined(tree: Any) -> list[jax.Array]:
         leaf = leaves[block.leaf]
         if leaf.ndim < 2:
             return leaf
-        matrix = leaf.reshape(-1, leaf.shape[-1])
+        matrix = leaf.reshape(math.prod(leaf.shape[:-1]), leaf.shape[-1])
         if block.bias is None:
             return matrix
         return jnp.concatenate([matrix, jnp.expand_dims(leaves[block.bias], block.axis)], block.axis)

@@ -62,9 +62,10 @@ def in_layers(
     """An optimizer in coordinates in which every layer's Gauss–Newton matrix is near the identity.
 
     Parameters are x₀ + S y, and the optimizer trains y. S comes of two factors for each matrix of parameters (its last
-    axis against all others), a bias that stands beside it in the tree being one more row, by backward passes with
-    random signs: the model is called as it is, and nothing need be known of its layers. Every so many steps the factors
-    are estimated anew. This is for full batches, where a few directions do not hold training back but whole layers do.
+    axis against all others), a bias that stands beside it in the tree being one more row or column, by backward passes
+    with random signs: the model is called as it is, and nothing need be known of its layers. Every so many steps the
+    factors are estimated anew. This is for full batches, where a few directions do not hold training back but whole
+    layers do.
 
     With ``fosi_lbfgs`` inside the pairs are carried over from one S to the next: a pair's product does not depend on
     the coordinates it is written in, so that what has been learnt stays however often S is estimated. V is then of what

@@ -11,8 +11,9 @@ Ren and Goldfarb, Tensor Normal Training for Deep Learning Models (2021), have t
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -39,8 +40,8 @@ class Factors(NamedTuple):
     Their inverses too, since every trial of a line search multiplies by them, which takes a fraction of solving.
 
     Attributes:
-      left: L with L Lᵀ = A; None for a block that is no matrix.
-      right: R with R Rᵀ = B, or the roots of the diagonal, in the block's shape.
+      left: L with L Lᵀ = A, damped and scaled to a mean eigenvalue of 1; None for a block that is no matrix.
+      right: R with R Rᵀ = B, likewise, and the block's own scale; or the roots of the diagonal, in the block's shape.
       over_left: L⁻¹.
       over_right: R⁻¹, or one over the roots.
     """
@@ -94,7 +95,8 @@ def measure(
         return moved.astype(dtype)
 
     test = jax.random.normal(jax.random.fold_in(key, probes), flat.shape, flat.dtype).astype(dtype)
-    root_times = _root(product, test, lambda vector: shape(vector.astype(flat.dtype)))
+    rounding = max(_BESIDE, 4 * float(jnp.finfo(flat.dtype).eps))
+    root_times = _root(product, test, [leaf.size for leaf in jax.tree.leaves(outputs)], rounding)
     blocks = blocks_of(params)
 
     def probe(key: jax.Array) -> list[_Moments]:
@@ -108,26 +110,23 @@ def measure(
     total, _ = jax.lax.scan(add, zeros, jax.random.split(key, probes))
     moments = jax.tree.map(lambda x: x / probes, total)
     mass = sum(jnp.trace(m.right) if m.left is not None else jnp.sum(m.right) for m in moments)
-    least = jnp.where(mass > 0, damping * mass / sum(leaf.size for leaf in jax.tree.leaves(params)), 1)
+    least = jnp.where(mass > 0, damping * mass / max(1, sum(x.size for x in jax.tree.leaves(params))), 1)
     return tuple(_factored(m, damping, least) for m in moments)
 
 
 def _root(
-    product: lanczos.Matvec, test: jax.Array, outputs: Callable[[jax.Array], Any]
+    product: lanczos.Matvec, test: jax.Array, sizes: Sequence[int], rounding: float
 ) -> Callable[[jax.Array], jax.Array]:
     """The map z ↦ H^½ z for a positive semi-definite H.
 
     Where the loss is a sum over outputs H is a diagonal, which its product with ones is, and a vector of normal numbers
-    tells whether it is one, for each array of the outputs; else by Lanczos from z.
+    tells whether it is one, for each array of the outputs, of these sizes; else by Lanczos from z.
     """
     found, seen = product(jnp.ones_like(test)), product(test)
     assert isinstance(found, jax.Array) and isinstance(seen, jax.Array)  # of vectors that are arrays, not trees
-
-    def is_diagonal(seen: jax.Array, wanted: jax.Array) -> jax.Array:
-        rounding = max(_BESIDE, 4 * float(jnp.finfo(wanted.dtype).eps))
-        return jnp.linalg.norm(jnp.ravel(seen - wanted)) <= rounding * jnp.linalg.norm(jnp.ravel(wanted))
-
-    said = jax.tree.leaves(jax.tree.map(is_diagonal, outputs(seen), outputs(found * test)))
+    wanted, ends = found * test, list(itertools.accumulate(sizes))[:-1]
+    pieces = zip(jnp.split(seen - wanted, ends), jnp.split(wanted, ends), strict=True)
+    said = [jnp.linalg.norm(beside) <= rounding * jnp.linalg.norm(along) for beside, along in pieces]
     diagonal = jnp.stack(said).all()  # False for what is no number
     root = jnp.sqrt(jnp.maximum(found, 0))
 
@@ -157,8 +156,8 @@ def _root_times(product: lanczos.Matvec, vector: jax.Array) -> jax.Array:
 
 def _is_matrix(block: Block, shape: tuple[int, ...], max_dim: int) -> bool:
     # A bias does not count: a matrix is not to lose its factors for it.
-    biases = (block.bias is not None and axis == block.axis for axis in range(len(shape)))
-    return len(shape) == 2 and all(size - bias <= max_dim for size, bias in zip(shape, biases, strict=True))
+    sides = (size - (block.bias is not None and axis == block.axis) for axis, size in enumerate(shape))
+    return len(shape) == 2 and max(sides) <= max_dim
 
 
 def _moments(block: Block, u: jax.Array, max_dim: int) -> _Moments:
@@ -171,12 +170,12 @@ def _moments(block: Block, u: jax.Array, max_dim: int) -> _Moments:
 def _factored(moments: _Moments, damping: float, least: jax.Array) -> Factors:
     """Of A and B, or of a diagonal."""
     left, right = moments
-    more = math.sqrt(damping)
+    more, least = math.sqrt(damping), least.astype(right.dtype)
     if left is None:
         diagonal = jnp.sqrt(jnp.maximum(right + more * jnp.mean(right), least))
         return Factors(None, diagonal, None, 1 / diagonal)
     trace = jnp.trace(left)
-    scale = jnp.maximum(trace / (len(left) * len(right)), least)  # the mean eigenvalue of A ⊗ B / tr A
+    scale = jnp.maximum(trace / max(1, len(left) * len(right)), least)  # the mean eigenvalue of A ⊗ B / tr A
 
     def root(matrix: jax.Array, scale: Any) -> tuple[jax.Array, jax.Array]:
         eye = jnp.eye(len(matrix), dtype=matrix.dtype)
