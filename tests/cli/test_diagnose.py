@@ -32,7 +32,8 @@ def test_diagnose_writes_and_says_where(tmp_path):
     command = ["diagnose", "lr", *SMALL, "--optimizer", "heavy-ball", "--batches", "2", "--out", str(tmp_path)]
     result = invoke(*command, "--steps", "3")
     assert result.exit_code == 0, result.output
-    for words in ("heavy-ball after 3 steps", "stability limit", "predicted ratio", "Settings: k=", "diagnosis.jsonl"):
+    told = "heavy-ball after 3 steps", "stability limit", "predicted ratio", "Settings: k=", "--race 0.2 trains"
+    for words in (*told, "diagnosis.jsonl"):
         assert words in result.output, result.output
     (line,) = lines(tmp_path / "lr" / "diagnosis.jsonl")
     assert (line["step"], line["base"], line["batches"], len(line["eigenvalues"])) == (3, "heavy-ball", 2, 2)
@@ -163,7 +164,7 @@ def test_a_race_is_run_first_and_believed(tmp_path, monkeypatch):
     assert set(curves) == {"adam.rounds-4.tiny.seed-0.jsonl", ours.path.name}
     assert [point.refreshes for point in ours.points] == [0, 1, 2, 3]
     assert f"race {line['raced']:.2f}" in " ".join(result.output.split())
-    assert f"In the race it was {line['raced']:.2f}." in result.output
+    assert f"In the race it was {line['raced']:.2f}." in result.output and "--race" not in result.output
     assert line["steps_left"] == 10 * 5 - 10
 
     monkeypatch.setattr(race, "hold", lambda *args: Ratio(math.inf, 1, 1, math.inf, math.inf))

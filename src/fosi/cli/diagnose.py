@@ -36,6 +36,10 @@ Rounds = Annotated[
 RateFactor = Annotated[float, typer.Option(help="Multiplies the base's learning rate.")]
 Seed = Annotated[int, typer.Option(help="Of the weights and of the batches.", callback=at_least(0))]
 _OUT = Path("fosi-results")
+_SO_FAR = (
+    "This is one point of a training, and ranks tasks only roughly. A race tells more: --race 0.2 trains base and FOSI "
+    "side by side first, for a fifth of the run."
+)
 
 
 def diagnose(
@@ -99,6 +103,8 @@ def diagnose(
     drawn = figures.save(diagnosing.draw(title, found), _beside(numbers, "diagnosis", probe), ("png",))
     console.print(_diagnosis_table(found, title))
     console.print(found.explain(), soft_wrap=True, highlight=False, markup=False)
+    if race is None:
+        console.print(_SO_FAR, soft_wrap=True, highlight=False)
     console.print()
     console.print(f"Numbers: {numbers}", soft_wrap=True, highlight=False)
     print_figures(console, drawn)
