@@ -10,6 +10,9 @@ from pathlib import Path
 os.environ.setdefault(
     "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_collective_call_terminate_timeout_seconds=600"
 )
+# XLA has as many threads as there are devices or cores, whichever is more. A sum over eight devices holds eight of them
+# until all have come: on two cores one that is held by anything else is one too few, and all wait for ever.
+os.environ.setdefault("NPROC", "32")
 
 import jax
 import pytest
