@@ -10,8 +10,8 @@ from pathlib import Path
 os.environ.setdefault(
     "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_collective_call_terminate_timeout_seconds=600"
 )
-# XLA has as many threads as there are devices or cores, whichever is more. A sum over eight devices holds eight of them
-# until all have come: on two cores one that is held by anything else is one too few, and all wait for ever.
+# XLA has as many threads as there are devices or cores, whichever is more: eight on two cores, all of which a sum over
+# eight devices needs at once. Such a sum was seen to wait for ever; that a ninth thread was missing is inferred.
 os.environ.setdefault("NPROC", "32")
 
 import jax
