@@ -358,12 +358,13 @@ def test_a_fit_minimises_what_it_says():
     assert far == pytest.approx(dict(prior), abs=1e-6)
 
 
-def test_after_a_race_the_rule_looks_at_it_too():
+def test_after_a_race_the_rule_looks_at_it_and_at_what_reasoning_makes_of_the_rest():
     features, raced = rows(8), np.random.default_rng(2).normal(size=8)
     ran = [{**row, "raced": float(x)} for row, x in zip(features, raced, strict=True)]
     assert prediction.predict(ran[0], prediction.TOLD) == pytest.approx(math.exp(raced[0]))
     weights = prediction.COEFFICIENTS_RACED
-    logs = weights["constant"] + sum(weights[name] * value for name, value in ran[0].items())
+    point = math.log(prediction.predict(features[0], prediction.PHYSICAL))
+    logs = weights["constant"] + weights["raced"] * raced[0] + weights["point"] * point
     assert prediction.predict(ran[0]) == pytest.approx(math.exp(logs))
     # Where the race was right each time a fit believes it, and what is left out is predicted so.
     assert diagnosis.fit(ran, np.exp(raced))["raced"] == pytest.approx(1.0)

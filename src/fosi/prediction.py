@@ -13,8 +13,11 @@ Features = Mapping[str, float]
 
 NAMES = ("constant", "overhead", "rate", "relief", "noisy", "inside")
 """What the rule looks at; `Diagnosis.features` says what each one is."""
-RACED = "raced"
-"""What it looks at too where base and FOSI were trained side by side for a while: the logarithm of what that said."""
+RACED, POINT = "raced", "point"
+"""What it looks at instead where base and FOSI were trained side by side for a while: the logarithm of what that said,
+and that of what `PHYSICAL` makes of all the others. A race holds what each of those is about, and of few measured tasks
+few coefficients can be learnt."""
+AFTER_RACE = ("constant", RACED, POINT)
 
 PHYSICAL: Mapping[str, float] = {
     "constant": 0.0,
@@ -26,7 +29,7 @@ PHYSICAL: Mapping[str, float] = {
 }
 """What one would expect without having measured anything; where few ratios are known, a fit stays close to it."""
 
-TOLD: Mapping[str, float] = {**dict.fromkeys(NAMES, 0.0), RACED: 1.0}
+TOLD: Mapping[str, float] = {"constant": 0.0, RACED: 1.0, POINT: 0.0}
 """The same after a race: that it will go on as it began."""
 
 COEFFICIENTS: Mapping[str, float] = {
@@ -41,13 +44,9 @@ COEFFICIENTS: Mapping[str, float] = {
 little better so than by ``PHYSICAL``, from which they are not far."""
 
 COEFFICIENTS_RACED: Mapping[str, float] = {
-    "constant": -0.12,
-    "overhead": -0.07,
-    "rate": 0.01,
-    "relief": -0.28,
-    "noisy": 0.02,
-    "inside": 0.05,
-    RACED: 0.9,
+    "constant": -0.1,
+    RACED: 0.85,
+    POINT: -0.01,
 }
 """Those after a race, fitted likewise."""
 
@@ -94,7 +93,7 @@ def fit(
       prior: the coefficients that no measurement at all would leave; None for `PHYSICAL`, or `TOLD` after a race.
 
     Returns:
-      A coefficient for each of `NAMES`, and for `RACED` after a race.
+      A coefficient for each of `NAMES`, or of `AFTER_RACE`.
 
     Raises:
       ValueError: if lengths differ, a ratio is not positive and finite, some have run a race and others not, or
@@ -199,7 +198,7 @@ def _rows(
 
 
 def _names(features: Sequence[Features]) -> tuple[str, ...]:
-    return (*NAMES, RACED) if any(RACED in one for one in features) else NAMES
+    return AFTER_RACE if any(RACED in one for one in features) else NAMES
 
 
 def _prior(prior: Features | None, names: tuple[str, ...]) -> NDArray[np.float64]:
@@ -207,7 +206,10 @@ def _prior(prior: Features | None, names: tuple[str, ...]) -> NDArray[np.float64
 
 
 def _row(features: Features, names: tuple[str, ...]) -> NDArray[np.float64]:
-    return _vector("features", {"constant": 1.0, **features}, names)
+    row = {"constant": 1.0, **features}
+    if POINT in names:
+        row[POINT] = float(_vector("features", row, NAMES) @ _vector("coefficients", PHYSICAL, NAMES))
+    return _vector("features", row, names)
 
 
 def _vector(what: str, values: Mapping[str, Any], names: tuple[str, ...]) -> NDArray[np.float64]:

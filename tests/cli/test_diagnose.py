@@ -30,7 +30,7 @@ def lines(path):
 
 def test_diagnose_writes_and_says_where(tmp_path):
     command = ["diagnose", "lr", *SMALL, "--optimizer", "heavy-ball", "--batches", "2", "--out", str(tmp_path)]
-    result = invoke(*command, "--steps", "3")
+    result = invoke(*command, "--steps", "3", "--race", "0")
     assert result.exit_code == 0, result.output
     told = "heavy-ball after 3 steps", "stability limit", "predicted ratio", "Settings: k=", "--race 0.2 trains"
     for words in (*told, "diagnosis.jsonl"):
@@ -154,23 +154,39 @@ def test_a_race_is_run_first_and_believed(tmp_path, monkeypatch):
     """Two short runs, on disk as others are, and a prediction that knows of them."""
     fosi = dict(TASKS["wave"].fosi, warmup=5, refresh_every=5, k=2, num_matvecs=8)
     monkeypatch.setitem(TASKS, "wave", replace(TASKS["wave"], fosi=fosi))
-    command = ["diagnose", "wave", *SMALL, "--batches", "2", "--out", str(tmp_path), "--steps", "10", "--rounds", "10"]
-    result = invoke(*command, "--race", "0.3")
+    command = ["diagnose", "wave", "--tiny", "--batches", "2", "--out", str(tmp_path), "--rounds", "10"]
+    result = invoke(*command)
     assert result.exit_code == 0, result.output
     (line,) = lines(tmp_path / "wave" / "diagnosis.jsonl")
-    curves = {path.name: runs.read(path) for path in (tmp_path / "wave" / "curves").iterdir()}
-    # One round of five steps before the first estimate, and three of ten.
-    ours = curves["fosi-adam.curvature-part.rounds-4.tiny.seed-0.jsonl"]
-    assert set(curves) == {"adam.rounds-4.tiny.seed-0.jsonl", ours.path.name}
-    assert [point.refreshes for point in ours.points] == [0, 1, 2, 3]
+    where = tmp_path / "races" / "wave"
+    curves = {path.name: runs.read(path) for path in (where / "curves").iterdir()}
+    # One round of five steps before the first estimate, and two of ten.
+    ours = curves["fosi-adam.curvature-part.rounds-3.tiny.seed-0.jsonl"]
+    assert set(curves) == {"adam.rounds-3.tiny.seed-0.jsonl", ours.path.name}
+    assert [point.refreshes for point in ours.points] == [0, 1, 2]
     assert f"race {line['raced']:.2f}" in " ".join(result.output.split())
-    assert f"In the race it was {line['raced']:.2f}." in result.output and "--race" not in result.output
-    assert line["steps_left"] == 10 * 5 - 10
+    assert f"In the race it was {line['raced']:.2f}." in result.output
+    assert "adam and FOSI train side by side first" in result.output and "A race tells more" not in result.output
+    # It looks at where the race has left the base, with FOSI's own numbers on the task, timed.
+    assert (line["step"], line["steps_left"], line["plan"]["rounds"]) == (15, 10 * 5 - 15, 10)
+    assert (line["k"], line["num_matvecs"], line["refresh_every"]) == (2, 8, 5) and line["seconds"] is not None
+    trained = Plan("wave", "adam", tiny=True)
+    gradient = trained.build(None, False)
+    there = probing.train(trained, gradient, steps=15).run.params
+    held = race.hold(replace(trained, rounds=10), gradient, tmp_path, 0.2)  # which is there
+    left = probing.after(held, trained, gradient).run.params
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), there, left)
+    held.checkpoint.unlink()
+    again = probing.after(held, trained, gradient).run.params
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y), there, again)
 
-    monkeypatch.setattr(race, "hold", lambda *args: Ratio(math.inf, 1, 1, math.inf, math.inf))
-    result = invoke(*command, "--race", "0.3")
-    assert "In the race FOSI diverged, which counts 2." in result.output
-    assert lines(tmp_path / "wave" / "diagnosis.jsonl")[0]["raced"] == 2
-    monkeypatch.setattr(probing, "train", None)  # not asked before the race is known to be one
-    result = invoke(*command, "--race", "0")
-    assert result.exit_code == 2 and "race is 0; give a part of the run" in " ".join(result.output.split())
+    monkeypatch.setattr(race, "hold", lambda *args: replace(held, ratio=Ratio(math.inf, 1, 1, math.inf, math.inf)))
+    result = invoke(*command, "--race", "0.3", *SMALL, "--steps", "10", "--counted")
+    assert "In the race FOSI diverged, which counts 2." in result.output, result.output
+    (line,) = (x for x in lines(tmp_path / "wave" / "diagnosis.jsonl") if x["step"] == 10)
+    assert (line["raced"], line["k"], line["seconds"]) == (2, 2, None)
+    # What is wrong is said before anything is trained.
+    monkeypatch.setattr(race, "hold", None)
+    for wrong, said in (("--race=1.5", "race is 1.5; give a part of the run"), ("--k=0", "k + ell must be from 1")):
+        result = invoke(*command, wrong)
+        assert result.exit_code == 2 and said in " ".join(result.output.split())

@@ -29,27 +29,40 @@ def test_a_race_begins_at_the_first_estimate_and_ends_where_it_is_told_to(tmp_pa
     assert race.race(*two).median == 1.0  # 0.5, both after 4
     assert race.race(*two, 0.5).median == 1.0  # 2, both after 2, of the 3 seconds that are half of the base's 6
     slow = entries(tmp_path, [9.0, 8.0, 3.0, 2.0, 1.0, 0.5], [9.0, 8.0, 7.0, 3.0, 0.1], pace=2.0)
-    assert race.race(*slow).median == 1.5  # 0.5, after 6 and after 4
+    # 0.5 after 4 + 2 · 2.5/2.9 and after 4; of that from 2 on, which is a half of the base's, a quarter: half at least.
+    assert race.race(*slow).median == pytest.approx((4 + 5 / 2.9) / 4 / math.sqrt(2))
     assert race.race(*slow, 0.7).median == 4.0  # 3, after 4 and after 1, of 4.2 seconds
     late = entries(tmp_path, [9.0, 8.0, 3.0, 2.0], [9.0, 8.0, 3.0], pace=50.0)
     assert race.race(*late).median == 50.0 and race.race(*late, 1.0) is None  # in which FOSI has no round
+
+
+def test_a_race_counts_how_it_stands_and_how_it_goes_on(tmp_path):
+    two = entries(tmp_path, [9.0, 8.0, 3.0, 2.0, 1.0, 0.5], [9.0, 8.0, 6.0, 3.0, 1.5, 0.5], pace=2.0)
+    # 0.5 after 8 and after 4; 2, which is the base's after 2, after 4 + 2 · 1/1.5.
+    second = (8 - (4 + 2 / 1.5)) / 2
+    assert race.race(*two).median == pytest.approx(math.sqrt(2 * second))
+    up_and_down = entries(tmp_path, [9.0, 8.0, 3.0, 2.0, 5.0, 1.0, 4.0, 0.5], [9.0, 8.0, 6.0, 7.0, 3.0, 1.5, 0.5])
+    # Rounds that are higher than one before do not count: 0.5 after 5 and 6, 1.5 after 4 and 3.
+    assert race.race(*up_and_down).median == pytest.approx(math.sqrt(5 / 6 * (5 - 4) / 3 * 1.25))
 
 
 def test_what_diverges_in_a_race_is_a_miss_and_what_does_later_is_not(tmp_path):
     losses = [9.0, 8.0, 3.0, 2.0, 1.0, math.nan]
     two = entries(tmp_path, [9.0, 8.0, 3.0, 2.0, 1.5, 1.2], losses, diverged=True)
     assert race.race(*two).median == math.inf and race.race(*two).misses == 1
-    assert race.race(*two, 0.5).median == 1.0  # after 3 of 6 seconds nobody knows
+    # After 3 of 6 seconds nobody knows: 1.5 after 2.5 and 3, and 2.5 after 1.5 of each.
+    assert race.race(*two, 0.5).median == pytest.approx(math.sqrt(2.5 / 3 * 1.0 / 1.5))
 
 
 def made_by_hand(monkeypatch, where, alone, ours, asked, diverged=False, **environment):
     """Runs that are not trained: `runs.run` finds them."""
 
-    def run(plan, problem, out, on_point):
+    def run(plan, problem, out, on_point, engine, keep=False):
         asked.append(plan)
+        assert out == where / "races" and keep == (not plan.optimizer.startswith("fosi"))
         fosi = plan.optimizer.startswith("fosi")
-        save(where, plan, ours if fosi else alone, before=2 if fosi else math.inf, diverged=diverged)
-        found = runs.read(where / plan.task / "curves" / f"{plan.name}.jsonl")
+        save(out, plan, ours if fosi else alone, before=2 if fosi else math.inf, diverged=diverged)
+        found = runs.read(out / plan.task / "curves" / f"{plan.name}.jsonl")
         found.environment.update({"shared": False} | (environment if fosi else {}))
         return found
 
@@ -64,7 +77,8 @@ def test_both_run_as_long_as_the_warm_up_and_the_part(monkeypatch, tmp_path):
     full, batches = SimpleNamespace(part=lambda data: data), SimpleNamespace(part=None)
     plan = Plan("wave", "fosi-adam", 3, mode="quick", rounds=40, rate_factor=3.0, options={"k": 3})
     found = race.hold(plan, full, tmp_path, 0.2)
-    assert found.median == pytest.approx(1 / 3)  # 2, after one round and after three
+    assert found.ratio.median == pytest.approx(1 / 3)  # 2, after one round and after three
+    assert found.checkpoint == tmp_path / "races" / "wave" / "checkpoints" / asked[0].name
     assert asked == [
         Plan("wave", "adam", 3, mode="quick", rounds=2 + 8, rate_factor=3.0),
         Plan("wave", "fosi-adam", 3, mode="quick", rounds=2 + 8, rate_factor=3.0, curvature="part"),
@@ -86,7 +100,7 @@ def test_what_is_no_race_is_named(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"has device test and .* other: they do not race"):
         race.hold(plan, problem, tmp_path, 0.2)
     made_by_hand(monkeypatch, tmp_path, [9.0, 8.0, 3.0], [9.0, 8.0, math.nan], [], diverged=True)
-    assert race.hold(plan, problem, tmp_path, 0.2).median == math.inf
+    assert race.hold(plan, problem, tmp_path, 0.2).ratio.median == math.inf
 
 
 def test_a_report_takes_races_from_the_runs_of_one_seed_that_both_have(tmp_path):

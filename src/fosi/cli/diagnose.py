@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from fosi.cli.tasks import DataDir, Download, Mode, Out, TaskName, Tiny
 
 Optimizer = Annotated[str, typer.Option(help="The base: gd, heavy-ball, nesterov, adam or adamw.")]
 RoundsBefore = Annotated[
-    int, typer.Option(help="Train so many rounds with the base first: spectra at the start mislead.", min=0)
+    int | None, typer.Option(help="Train so many rounds with the base first: spectra at the start mislead.", min=0)
 ]
 Steps = Annotated[int | None, typer.Option(help="Train so many steps first, in the place of rounds.", min=0)]
 Checkpoint = Annotated[
@@ -29,6 +30,7 @@ BatchCount = Annotated[
 ]
 Pairs = Annotated[int, typer.Option(help="How many of the largest eigenpairs.", callback=at_least(0))]
 Smallest = Annotated[int, typer.Option(help="How many of the smallest.", callback=at_least(0))]
+_ITS_OWN = "else as many as FOSI has on the task"
 Matvecs = Annotated[int | None, typer.Option(help="Hessian-vector products of an estimate; else FOSI's own number.")]
 Rounds = Annotated[
     int | None, typer.Option(help="Rounds of the whole run that is asked about; else the task's.", min=1)
@@ -36,6 +38,8 @@ Rounds = Annotated[
 RateFactor = Annotated[float, typer.Option(help="Multiplies the base's learning rate.")]
 Seed = Annotated[int, typer.Option(help="Of the weights and of the batches.", callback=at_least(0))]
 _OUT = Path("fosi-results")
+_RACE = 0.2
+"""Of the run: a tenth is not enough to rank the tasks by, see docs/diagnose.md."""
 _SO_FAR = (
     "This is one point of a training, and ranks tasks only roughly. A race tells more: --race 0.2 trains base and FOSI "
     "side by side first, for a fifth of the run."
@@ -46,24 +50,32 @@ def diagnose(
     context: typer.Context,
     task: TaskName,
     optimizer: Optimizer = "adam",
-    rounds_before: RoundsBefore = 1,
+    rounds_before: RoundsBefore = None,
     steps: Steps = None,
     checkpoint: Checkpoint = None,
     batches: BatchCount = 4,
     curvature_batches: Annotated[
-        int | None, typer.Option(help="Take the curvature on the first so many of the batches; else on all.")
+        int, typer.Option(help="Take the curvature on the first so many of the batches.", callback=at_least(1))
+    ] = 1,
+    timed: Annotated[
+        bool | None,
+        typer.Option("--timed/--counted", help="Measure what a gradient and an estimate take; else after a race."),
     ] = None,
-    timed: Annotated[bool, typer.Option("--timed", help="Measure what a gradient and an estimate take.")] = False,
-    k: Pairs = 10,
-    ell: Smallest = 0,
+    k: Annotated[
+        int | None, typer.Option(help=f"How many of the largest eigenpairs; {_ITS_OWN}.", callback=at_least(0))
+    ] = None,
+    ell: Annotated[
+        int | None, typer.Option(help=f"How many of the smallest; {_ITS_OWN}.", callback=at_least(0))
+    ] = None,
     num_matvecs: Matvecs = None,
     refresh_every: Annotated[
-        int | None, typer.Option(help="Steps between two estimates, for the cost; else by the run-time budget.")
+        int | None, typer.Option(help="Steps between two estimates, for the cost; else FOSI's own number.")
     ] = None,
     race: Annotated[
         float | None,
         typer.Option(
-            help="Train base and FOSI, with the task's settings, side by side first, for this part of the run: 0.2."
+            help="Train base and FOSI, with the task's settings, side by side first, for this part of the run, and "
+            f"look at where the base then is; 0 for none. [default: {_RACE:g}; none with --checkpoint]"
         ),
     ] = None,
     rounds: Rounds = None,
@@ -80,57 +92,82 @@ def diagnose(
     Writes into OUT/TASK: a line in diagnosis.jsonl, and a figure; the two runs of a race too.
     """
     console = Console()
-    if race is not None:
-        from fosi.experiments.tasks.race import check
-
-        with _errors():
-            check(race)
-    given = {"optimizer": optimizer, "rate_factor": rate_factor, "seed": seed, "mode": mode, "tiny": tiny}
-    given["rounds"] = rounds
-    probe = _probe(console, context, rounds_before, steps, checkpoint, data_dir, download, task=task, **given)
+    share = (_RACE if checkpoint is None else 0.0) if race is None else race
     from fosi.experiments import figures
     from fosi.experiments.tasks import diagnosing
+    from fosi.experiments.tasks import race as races
 
-    options: dict[str, Any] = {"k": k, "ell": ell, "num_matvecs": num_matvecs, "refresh_every": refresh_every}
-    options |= {"curvature_batches": curvature_batches, "timed": timed}
-    if race is not None:
-        options["raced"] = _raced(console, probe, race, out)
+    with _errors():
+        if share:
+            races.check(share)
+    wanted = {"optimizer": optimizer, "rate_factor": rate_factor, "seed": seed, "mode": mode, "tiny": tiny}
+    wanted |= {"task": task, "rounds": rounds}
+    if checkpoint is None:
+        plan, problem = _built(wanted, data_dir, download)
+    else:
+        probe = _resumed(context, checkpoint, data_dir, download, wanted)
+        plan, problem = probe.plan, probe.engine.problem
+    plan, own = diagnosing.own(plan, problem)
+    if k is not None or ell is not None:  # products and T follow from the pairs
+        own = {"k": own["k"], "ell": own["ell"]}
+    asked = {"k": k, "ell": ell, "num_matvecs": num_matvecs, "refresh_every": refresh_every}
+    options: dict[str, Any] = own | {name: value for name, value in asked.items() if value is not None}
+    with _errors():
+        diagnosing.check(problem, **options)  # before anything is trained
+    held = _held(console, plan, problem, out, share) if share else None
+    if checkpoint is None:
+        probe = _trained(console, plan, problem, rounds_before, steps, held)
+    probe = replace(probe, plan=plan)
+    options |= {"curvature_batches": curvature_batches, "timed": bool(share) if timed is None else timed}
+    if held is not None:
+        options["raced"] = _seen(console, held)
     with _errors(), console.status("estimates the spectrum ..."):
         found = diagnosing.diagnose(probe, batches, **options)
-    numbers = out / probe.plan.task / "diagnosis.jsonl"
+    numbers = out / plan.task / "diagnosis.jsonl"
     diagnosing.write(numbers, "diagnose", probe, found.record())
     title = _title(probe)
     drawn = figures.save(diagnosing.draw(title, found), _beside(numbers, "diagnosis", probe), ("png",))
     console.print(_diagnosis_table(found, title))
     console.print(found.explain(), soft_wrap=True, highlight=False, markup=False)
-    if race is None:
+    if held is None:
         console.print(_SO_FAR, soft_wrap=True, highlight=False)
     console.print()
     console.print(f"Numbers: {numbers}", soft_wrap=True, highlight=False)
     print_figures(console, drawn)
 
 
-def _raced(console: Console, probe: Any, share: float, out: Path) -> float:
-    """What a race says of the plan that was probed; one that diverged counts as in a report."""
+def _held(console: Console, plan: Any, problem: Any, out: Path, share: float) -> Any:
+    """A race, with words on how far it is."""
     from fosi.experiments.tasks import race
-    from fosi.experiments.tasks.ratios import MISS
 
+    console.print(
+        f"{plan.base} and FOSI train side by side first, each for {share:.0%} of the run and FOSI's warm-up; --race 0 "
+        "looks at one point alone.",
+        soft_wrap=True,
+        highlight=False,
+    )
     with _errors(), console.status("trains base and FOSI side by side ...") as status:
 
         def show(point: Any, engine: Any) -> None:
             status.update(f"{'base' if engine.schedule is None else 'FOSI'}: step {point.step}")
 
-        found = race.hold(probe.plan, probe.engine.problem, out, share, show)
-    if found.misses:
+        return race.hold(plan, problem, out, share, show)
+
+
+def _seen(console: Console, held: Any) -> float:
+    """What a race says; a FOSI that diverged counts as in a report."""
+    from fosi.experiments.tasks.ratios import MISS
+
+    if held.ratio.misses:
         console.print(f"In the race FOSI diverged, which counts {MISS:g}.", style="yellow")
-    return MISS if found.misses else found.median
+    return MISS if held.ratio.misses else held.ratio.median
 
 
 def spectrum(
     context: typer.Context,
     task: TaskName,
     optimizer: Optimizer = "adam",
-    rounds_before: RoundsBefore = 1,
+    rounds_before: RoundsBefore = None,
     steps: Steps = None,
     checkpoint: Checkpoint = None,
     batches: BatchCount = 1,
@@ -150,8 +187,13 @@ def spectrum(
     Writes into OUT/TASK: a line in spectrum.jsonl, and a figure.
     """
     console = Console()
-    given = {"optimizer": optimizer, "rate_factor": rate_factor, "seed": seed, "mode": mode, "tiny": tiny}
-    probe = _probe(console, context, rounds_before, steps, checkpoint, data_dir, download, task=task, **given)
+    wanted = {"optimizer": optimizer, "rate_factor": rate_factor, "seed": seed, "mode": mode, "tiny": tiny}
+    wanted |= {"task": task}
+    if checkpoint is not None:
+        probe = _resumed(context, checkpoint, data_dir, download, wanted)
+    else:
+        plan, problem = _built(wanted, data_dir, download)
+        probe = _trained(console, plan, problem, rounds_before, steps)
     from fosi.experiments import figures
     from fosi.experiments.tasks import diagnosing
 
@@ -174,43 +216,50 @@ def spectrum(
     print_figures(console, drawn)
 
 
-def _probe(
-    console: Console,
-    context: typer.Context,
-    rounds_before: int,
-    steps: int | None,
-    checkpoint: Path | None,
-    data_dir: Path | None,
-    download: bool,
-    **given: Any,
-) -> Any:
-    """Where training stands: trained that far, or as a checkpoint has it."""
-    # Imported here so that --help does not wait for JAX.
+# The library is imported inside, so that --help does not wait for JAX.
+def _built(wanted: Mapping[str, Any], data_dir: Path | None, download: bool) -> tuple[Any, Any]:
+    """The plan of a base's training, and its problem."""
     from fosi.experiments.tasks import probing
     from fosi.experiments.tasks.plan import Plan
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with _errors():
-        if checkpoint is not None:
-            plan = probing.planned(checkpoint)
-            if plan.task != given["task"]:
-                raise ValueError(f"{checkpoint} is of the task {plan.task}, not of {given['task']}")
-            other = [name for name, value in given.items() if value != getattr(plan, name)] + ["rounds_before", "steps"]
-            told = [x for x in other if getattr(context.get_parameter_source(x), "name", "DEFAULT") != "DEFAULT"]
-            if told:
-                options = " and ".join(f"--{name.replace('_', '-')}" for name in told)
-                raise ValueError(f"{options} cannot be given beside --checkpoint, which says otherwise; leave it out")
-            return probing.resume(plan, plan.build(data_dir, download), checkpoint)
-        plan = Plan(**given)
+        plan = Plan(**wanted)
         probing.check(plan)
-        problem = plan.build(data_dir, download)
-        with Progress(*columns, console=console) as bar:
-            row = bar.add_task(f"{plan.optimizer}, steps", total=None)
+        return plan, plan.build(data_dir, download)
 
-            def show(done: int, of: int) -> None:
-                bar.update(row, completed=done, total=of)
 
-            return probing.train(plan, problem, rounds_before, steps, show)
+def _trained(console: Console, plan: Any, problem: Any, rounds: int | None, steps: int | None, held: Any = None) -> Any:
+    """Where training stands after so much of it; where neither is said, at the end of a race, or after a round."""
+    from fosi.experiments.tasks import probing
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with _errors(), Progress(*columns, console=console) as bar:
+        row = bar.add_task(f"{plan.optimizer}, steps", total=None)
+
+        def show(done: int, of: int) -> None:
+            bar.update(row, completed=done, total=of)
+
+        if held is not None and rounds is None and steps is None:
+            return probing.after(held, plan, problem, show)
+        return probing.train(plan, problem, 1 if rounds is None else rounds, steps, show)
+
+
+def _resumed(
+    context: typer.Context, checkpoint: Path, data_dir: Path | None, download: bool, wanted: Mapping[str, Any]
+) -> Any:
+    """Where a run under way stands."""
+    from fosi.experiments.tasks import probing
+
+    with _errors():
+        plan = probing.planned(checkpoint)
+        if plan.task != wanted["task"]:
+            raise ValueError(f"{checkpoint} is of the task {plan.task}, not of {wanted['task']}")
+        other = [name for name, value in wanted.items() if value != getattr(plan, name)] + ["rounds_before", "steps"]
+        told = [x for x in other if getattr(context.get_parameter_source(x), "name", "DEFAULT") != "DEFAULT"]
+        if told:
+            options = " and ".join(f"--{name.replace('_', '-')}" for name in told)
+            raise ValueError(f"{options} cannot be given beside --checkpoint, which says otherwise; leave it out")
+        return probing.resume(plan, plan.build(data_dir, download), checkpoint)
 
 
 class _errors:

@@ -7,11 +7,11 @@ import typer
 from rich.console import Console
 
 
-def at_least(least: int) -> Callable[[int], int]:
-    """Returns a check for an option; typer's own min= says what is allowed but not what was given."""
+def at_least(least: int) -> Callable[[int | None], int | None]:
+    """Returns a check for an option, given or not; typer's own min= says what is allowed but not what was given."""
 
-    def check(value: int) -> int:
-        if value < least:
+    def check(value: int | None) -> int | None:
+        if value is not None and value < least:
             raise typer.BadParameter(f"{value} is too small; give {least} or more")
         return value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fosi import schedule
 from fosi.diagnosis import Diagnosis
 from fosi.experiments import figures, records
+from fosi.experiments.tasks import settings
+from fosi.experiments.tasks.jax_engine import JaxEngine
+from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.probing import Probe
 from fosi.experiments.tasks.settings import MOMENTUM
+from fosi.experiments.tasks.task import Problem
 from fosi.jax import Batches, Spectrum, estimate_spectrum
 from fosi.jax import diagnose as measure
 
@@ -51,6 +57,26 @@ def diagnose(probe: Probe, batches: int, **given: Any) -> Diagnosis:
         max_lr_scale=task.max_lr_scale,
         **given,
     )
+
+
+def own(plan: Plan, problem: Problem) -> tuple[Plan, dict[str, Any]]:
+    """A plan, and how many pairs, products and steps between two estimates FOSI has there: the task's, or the plan's.
+
+    Where a step sees all data, the plan's estimates are on a part of them, as FOSI's are.
+    """
+    if problem.part is not None:
+        plan = replace(plan, curvature="part")
+    name, options = f"fosi-{plan.base}", dict(plan.options) if settings.with_fosi(plan.optimizer) else {}
+    ours = replace(plan, optimizer=name, options=options).engine(problem)
+    assert isinstance(ours, JaxEngine) and ours.schedule is not None
+    fosi = settings.settle(name, plan.of, ours.steps_a_round, 1.0, options).fosi or {}
+    asked = {"k": fosi["k"], "ell": fosi.get("ell", 0), "num_matvecs": ours.schedule.num_matvecs}
+    return plan, {**asked, "refresh_every": ours.schedule.every}
+
+
+def check(problem: Problem, **asked: Any) -> None:
+    """Raises where so many pairs, products or steps between two estimates cannot be."""
+    schedule.plan(n=sum(leaf.size for leaf in jax.tree.leaves(problem.params)), **asked)
 
 
 def spectrum(probe: Probe, batches: int, there: Callable[[Any], Any] | None = None, **given: Any) -> Spectrum:

@@ -16,6 +16,7 @@ from fosi.experiments.tasks import runs, settings
 from fosi.experiments.tasks.jax_engine import JaxEngine
 from fosi.experiments.tasks.on_device import JaxRun, own
 from fosi.experiments.tasks.plan import Plan
+from fosi.experiments.tasks.race import Held
 
 _CHUNK = 10
 _TIMED = 50
@@ -184,6 +185,22 @@ def resume(plan: Plan, problem: Any, checkpoint: Path) -> Probe:
     assert isinstance(engine, JaxEngine)
     progress = runs.load_checkpoint(checkpoint, engine)
     return Probe(plan, engine, progress.run, progress.step)
+
+
+def after(held: Held, plan: Plan, problem: Any, on_step: Callable[[int, int], None] = lambda done, of: None) -> Probe:
+    """Where a race has left its base.
+
+    Args:
+      held: the race.
+      plan: of the base's whole training.
+      problem: of ``plan.build``.
+      on_step: called with steps done and steps in all, where it must be trained that far again.
+    """
+    if not held.checkpoint.exists():
+        return train(plan, problem, steps=held.alone.points[-1].step, on_step=on_step)
+    assert isinstance(held.engine, JaxEngine)
+    progress = runs.load_checkpoint(held.checkpoint, held.engine)
+    return Probe(plan, held.engine, progress.run, progress.step)
 
 
 def _is_adam(node: Any) -> bool:

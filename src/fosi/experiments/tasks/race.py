@@ -1,23 +1,47 @@
-"""Base and FOSI trained side by side for a while: who is sooner, and how long it takes until that shows."""
+"""Base and FOSI trained side by side for a while: who is sooner, and by how much in the end."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fosi.experiments.tasks import runs, settings
 from fosi.experiments.tasks.engine import Engine
 from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.ratios import Ratio
-from fosi.experiments.tasks.runs import Curve
+from fosi.experiments.tasks.runs import Curve, Files
 from fosi.experiments.tasks.standings import Entry
 from fosi.experiments.tasks.task import Problem
 from fosi.experiments.tasks.training import Point
 
 SHARES = (0.03, 0.1, 0.2, 0.5)
 """Of the seconds of the base's whole run, that a race is given."""
+FOLDER = "races"
+"""Where its runs lie, in the folder for results: short ones, which are not held against whole ones."""
+_FACTOR = 2.0
+"""How far the second half of a race may differ from all of it: of a few rounds each is off by luck."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A race that was run.
+
+    Attributes:
+      ratio: what it says; see `race`.
+      alone: the base's run.
+      checkpoint: of the base where the race ended; not there where its run was made without.
+      engine: of the base, for as long a training as was asked about.
+    """
+
+    ratio: Ratio
+    alone: Curve
+    checkpoint: Path
+    engine: Engine
 
 
 def check(share: float) -> None:
@@ -32,11 +56,12 @@ def hold(
     out: Path,
     share: float,
     on_point: Callable[[Point, Engine], None] = lambda point, engine: None,
-) -> Ratio:
+) -> Held:
     """Trains a base and FOSI around it, with the task's own settings, and says who was sooner.
 
     Both for as many rounds as FOSI has before its first estimate, and then a part of the whole run, however long FOSI
-    takes for them. The runs are on disk then, as all runs are, and one that was killed goes on.
+    takes for them. The runs are on disk then, as all runs are but in a folder of their own, and one that was killed
+    goes on.
 
     Args:
       plan: of the training, as long as all of it is; of the base or of FOSI around it.
@@ -46,8 +71,7 @@ def hold(
       on_point: called after every round of either.
 
     Returns:
-      FOSI's seconds over the base's from the first estimate on, to the lowest loss that both came to; infinite where
-      FOSI diverged.
+      What `race` says of the two, infinite where FOSI diverged, and where the base is now.
 
     Raises:
       ValueError: if the share is out of its range, the base diverged, or one of the runs was there and was made on
@@ -57,11 +81,12 @@ def hold(
     base = settings.without_fosi(plan.optimizer)
     whole = replace(plan, optimizer=base, curvature="fixed", seconds=None, options={})
     around = replace(whole, optimizer=f"fosi-{base}", curvature="fixed" if problem.part is None else "part")
-    engine = around.engine(problem)
-    assert engine.schedule is not None  # FOSI's has one
-    before = engine.schedule.warmup // engine.steps_a_round
-    rounds = before + math.ceil(share * whole.length)
-    alone, ours = (runs.run(replace(one, rounds=rounds), problem, out, on_point=on_point) for one in (whole, around))
+    engine, ours_engine = whole.engine(problem), around.engine(problem)
+    assert ours_engine.schedule is not None  # FOSI's has one
+    before = ours_engine.schedule.warmup // engine.steps_a_round
+    rounds, where = before + math.ceil(share * whole.length), out / FOLDER
+    alone = runs.run(replace(whole, rounds=rounds), problem, where, on_point, engine=engine, keep=True)
+    ours = runs.run(replace(around, rounds=rounds), problem, where, on_point, engine=ours_engine)
     for name in ("device", "shared"):
         if alone.environment[name] != ours.environment[name]:
             raise ValueError(
@@ -72,11 +97,15 @@ def hold(
         raise ValueError(f"{base} diverged in the race, after {alone.points[-1].step} steps: there is none to race")
     found = race(Entry(around.optimizer, "", {plan.seed: ours}), Entry(base, "", {plan.seed: alone}))
     assert found is not None  # there is a round after the first estimate
-    return found
+    return Held(found, alone, Files.of(alone.plan, where).checkpoint, engine)
 
 
 def race(ours: Entry, alone: Entry, share: float | None = None) -> Ratio | None:
-    """FOSI's seconds over the base's from the first estimate on, to the lowest loss that both come to in so long.
+    """FOSI's seconds over the base's from the first estimate on, as far as so short a race tells of a long run.
+
+    That is the geometric mean of two ratios: to the lowest loss that both come to in the race, which is how it stands,
+    and from the loss that the base had in half the time to it, which is how it goes on. A training sharpens, and what
+    FOSI gains grows; the second half alone would be too few rounds to go by.
 
     Args:
       ours: FOSI's runs.
@@ -86,25 +115,52 @@ def race(ours: Entry, alone: Entry, share: float | None = None) -> Ratio | None:
     Returns:
       The ratio over the seeds that both have; None where no seed has a round of both in there.
     """
-    both = [seed for seed in ours.runs if seed in alone.runs]
-    known = {seed: cut for seed in both if (cut := _cut(ours.runs[seed], alone.runs[seed], share))}
-    first = replace(ours, runs={seed: cut[0] for seed, cut in known.items()})
-    return first.ratio_to_both(replace(alone, runs={seed: cut[1] for seed, cut in known.items()}))
+    cuts = [_cut(ours.runs[seed], alone.runs[seed], share) for seed in ours.runs if seed in alone.runs]
+    # A base that has diverged by then is no base to be sooner than.
+    known = [cut for cut in cuts if cut is not None and not cut[1][-1].diverged]
+    found = [_sooner(*cut) for cut in known if not cut[0][-1].diverged]
+    return Ratio.of(found, len(known) - len(found), math.inf)
 
 
-def _cut(ours: Curve, alone: Curve, share: float | None) -> tuple[Curve, Curve] | None:
+def _sooner(ours: Sequence[Point], alone: Sequence[Point]) -> float:
+    """The geometric mean of the ratio so far and of that in the second half."""
+    mine, its = _Lows(ours), _Lows(alone)
+    lowest = max(mine.losses[-1], its.losses[-1])
+    took, whole = mine.seconds_to(lowest), its.seconds_to(lowest)
+    midway = its.loss_after(whole / 2)
+    if not lowest < midway <= mine.losses[0]:  # the base has one round to go by, or FOSI's first was lower already
+        return took / whole
+    second = (took - mine.seconds_to(midway)) / (whole / 2)
+    return math.sqrt(took / whole * float(np.clip(second, took / whole / _FACTOR, took / whole * _FACTOR)))
+
+
+class _Lows:
+    """The rounds of a run that were lower than all before, and straight lines between them."""
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        losses = np.array([point.train_loss for point in points])
+        before = np.minimum.accumulate(np.append(np.inf, losses[:-1]))
+        self.losses: NDArray[np.float64] = losses[losses < before]
+        self.seconds: NDArray[np.float64] = np.array([point.seconds for point in points])[losses < before]
+
+    def seconds_to(self, loss: float) -> float:
+        """When the loss was as low; the end of the first round at the soonest."""
+        return float(np.interp(-loss, -self.losses, self.seconds))
+
+    def loss_after(self, seconds: float) -> float:
+        """The lowest loss by then."""
+        return float(np.interp(seconds, self.seconds, self.losses))
+
+
+def _cut(ours: Curve, alone: Curve, share: float | None) -> tuple[tuple[Point, ...], tuple[Point, ...]] | None:
     """The two runs between the last round before an estimate and the race's end, on a clock that starts there."""
     before = [point for point in ours.points if point.refreshes == 0]
     if len(before) == len(ours.points):
         return None
     step = before[-1].step if before else 0
     length = math.inf if share is None else share * alone.points[-1].seconds
-    cut = [replace(curve, points=_between(curve.points, step, length)) for curve in (ours, alone)]
-    # That one of them diverges later is not known by then, and so neither is how it was done.
-    first, second = (
-        replace(one, done=None if not one.points else {"diverged": one.points[-1].diverged}) for one in cut
-    )
-    return (first, second) if first.points and second.points else None
+    first, second = _between(ours.points, step, length), _between(alone.points, step, length)
+    return (first, second) if first and second else None
 
 
 def _between(points: tuple[Point, ...], step: int, length: float) -> tuple[Point, ...]:

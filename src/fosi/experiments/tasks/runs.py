@@ -93,6 +93,7 @@ def run(
     checkpoint_seconds: float = 30.0,
     shared: bool = False,
     engine: Engine | None = None,
+    keep: bool = False,
 ) -> Curve:
     """Makes a run, or goes on with it, or finds that it is there.
 
@@ -104,6 +105,7 @@ def run(
       checkpoint_seconds: how long to train before what is there is saved.
       shared: whether other work shares the device, so that the run's own clock is not to be believed.
       engine: of ``plan.engine``, or one of another seed that has taken this problem, and compiles nothing then.
+      keep: whether a checkpoint of its end is left, if it did not diverge.
 
     Raises:
       ValueError: if the folder holds such a run of other settings, or one begun on another device, or if its clock is
@@ -158,7 +160,10 @@ def run(
             )
         _draw(files.solution, engine, progress)
         curve.write(records.line(done))
-    files.checkpoint.unlink(missing_ok=True)
+    if keep and not progress.diverged:
+        _save(files.checkpoint, engine, progress)
+    else:
+        files.checkpoint.unlink(missing_ok=True)
     return read(files.curve)
 
 
