@@ -92,14 +92,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     for task in dict.fromkeys(pair.task for pair in found):
         print(line(f"without {task}", [pair for pair in found if pair.task != task]))
     print(line("Adam alone", [pair for pair in found if pair.base == "adam"]))
-    for share in SHARES:
-        ran = predictions.raced(found, share)
-        print(line(f"after a race of {share:.0%}", ran))
+    ran = predictions.raced(found)
+    if ran:
+        print(line("after a race held apart, the median of its seeds", ran))
         for device in sorted({pair.device for pair in ran}):
-            print(line(f"after a race of {share:.0%} on {device} alone", [p for p in ran if p.device == device]))
-    for seed in range(3):
-        ran = predictions.raced(predictions.pairs(where, racer=seed))
-        print(line(f"after a race of {predictions.RACE:.0%} of seed {seed} alone", ran))
+            print(line(f"after a race held apart on {device} alone", [p for p in ran if p.device == device]))
+    for seed in predictions.seeds(ran):
+        print(line(f"after a race held apart, seed {seed} alone", predictions.raced(found, seed)))
+        for device in sorted({pair.device for pair in ran}):
+            some = [pair for pair in predictions.raced(found, seed) if pair.device == device]
+            print(line(f"after a race held apart, seed {seed} alone, on {device} alone", some))
+    for share in SHARES:
+        print(line(f"after the first {share:.0%} of the runs themselves", predictions.begun(found, share)))
 
 
 if __name__ == "__main__":

@@ -44,9 +44,9 @@ COEFFICIENTS: Mapping[str, float] = {
 little better so than by ``PHYSICAL``, from which they are not far."""
 
 COEFFICIENTS_RACED: Mapping[str, float] = {
-    "constant": -0.1,
-    RACED: 0.85,
-    POINT: -0.01,
+    "constant": -0.08,
+    RACED: 0.79,
+    POINT: 0.03,
 }
 """Those after a race, fitted likewise."""
 

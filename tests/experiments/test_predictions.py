@@ -201,29 +201,41 @@ def test_a_race_is_from_the_first_estimate_on_and_knows_nothing_of_what_comes_af
     assert predictions.pairs(tmp_path)[0].races == {}
 
 
-def test_how_well_a_race_ranks_is_said_where_four_tasks_have_one():
-    found = [
-        pair(task, ratio)._replace(races={0.1: 1 / ratio, 0.2: ratio})
-        for task, ratio in (("a", 0.5), ("b", 0.6), ("c", 0.9), ("d", 1.1))
-    ]
-    said = "\n".join(prediction_report.text(found, np.ones(4)))
-    assert "| 10% | -1.00 | -1.00 | 4 | 4 |" in said and "| 20% | 1.00 | 1.00 | 4 | 4 |" in said
-    assert "side by side" not in "\n".join(prediction_report.text(found[:3], np.ones(3)))
-
-
 def test_predictions_after_a_race_know_of_it_and_of_no_run_of_the_task():
     measured = {"a": 0.5, "b": 0.7, "c": 1.0, "d": 1.3, "e": 2.0}
-    found = [pair(task, ratio)._replace(races={predictions.RACE: ratio**0.5}) for task, ratio in measured.items()]
+    found = [pair(task, ratio)._replace(held={7: ratio**0.5, 8: 9.0, 9: 0.01}) for task, ratio in measured.items()]
     found.append(pair("f", 0.1))  # which has run none
     ran = predictions.raced(found)
     assert [p.task for p in ran] == list(measured)
     assert [p.features["raced"] for p in ran] == pytest.approx([0.5 * math.log(x) for x in measured.values()])
     without = prediction.fit([p.features for p in ran[1:]], list(measured.values())[1:])
     assert predictions.predicted(ran)[0] == pytest.approx(prediction.predict(ran[0].features, without))
-    said = "\n".join(prediction_report.after_race(ran))
+    said = "\n".join(prediction_report.after_race(found))
     assert "By the race alone: **1.00** over 5 tasks" in said and "the coefficients after a race are constant" in said
     half = abs(np.log(list(measured.values()))) / 2  # the race is off by as much
     assert f"the logarithms are {np.sqrt(np.mean(half**2)):.2f} apart" in said.split("By the race alone")[1]
+
+
+def test_how_well_races_rank_is_said_by_seed_and_by_how_long_they_are():
+    found = [
+        pair(task, ratio)._replace(races={0.1: 1 / ratio, 0.2: ratio}, held={7: ratio, 8: 1 / ratio, 9: ratio} | more)
+        for task, ratio, more in (("a", 0.5, {}), ("b", 0.6, {}), ("c", 0.9, {}), ("d", 1.1, {11: 1.0}))
+    ]
+    assert predictions.seeds(found) == [7, 8, 9] and predictions.seeds([*found, pair("e", 1.0)]) == []
+    assert [p.task for p in predictions.raced(found, 11)] == ["d"]
+    said = "\n".join(prediction_report.after_race(found)).split("\n")
+    assert "| d | adam | 1.05 (1.10, 0.91, 1.10, 1.00) |" in "\n".join(said)
+    rows = [row.split(" | ") for row in said if row.startswith(("| seed", "| the first"))]
+    alone = {row[0].removeprefix("| "): (row[3:], float(row[1])) for row in rows}
+    assert alone["seed 7 alone"][0] == alone["seed 9 alone"][0] == ["1.00", "1.00", "4 |"]
+    assert alone["seed 8 alone"][0] == ["-1.00", "-1.00", "4 |"]
+    assert alone["the first 10% of the runs themselves"][0] == ["-1.00", "-1.00", "4 |"]
+    assert alone["the first 20% of the runs themselves"][0] == ["1.00", "1.00", "4 |"]
+    assert not any("of the runs themselves" in row[0] for row in rows if "50%" in row[0])
+    # By a rule that is fitted without the task, too.
+    truth = [p.ratio for p in found]
+    apart = predictions.predicted(predictions.raced(found, 8))
+    assert alone["seed 8 alone"][1] == pytest.approx(prediction.spearman(apart, truth), abs=0.01)
 
 
 def test_the_papers_tasks_have_both_targets_and_one_mode(tmp_path):

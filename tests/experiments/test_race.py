@@ -103,17 +103,28 @@ def test_what_is_no_race_is_named(monkeypatch, tmp_path):
     assert race.hold(plan, problem, tmp_path, 0.2).ratio.median == math.inf
 
 
-def test_a_report_takes_races_from_the_runs_of_one_seed_that_both_have(tmp_path):
-    for seed, losses in ((0, [9.0, 8.0, 2.0]), (2, [9.0, 8.0, 5.0])):
-        save(tmp_path, Plan("burgers", "fosi-adam", seed, seconds=4), losses, before=2)
-    for seed in range(3):
-        save(tmp_path, Plan("burgers", "adam", seed, seconds=4), [9.0, 8.0, 5.0, 2.0])
-    foretell(tmp_path, Plan("burgers", "adam"), raced=0.1)  # which the diagnosis knew, and others did not
+def test_a_report_takes_races_that_were_held_apart_with_seeds_that_no_run_has(tmp_path):
+    for optimizer, losses in (("adam", [9.0, 8.0, 5.0, 2.0]), ("fosi-adam", [9.0, 8.0, 5.0, 2.0])):
+        for seed in (0, 1):
+            save(tmp_path, Plan("burgers", optimizer, seed, seconds=4), losses, before=2)
+    foretell(tmp_path, Plan("burgers", "adam"), raced=0.1)  # which that line knew: a report holds races alike
 
-    def raced(seed):
-        (found,) = predictions.pairs(tmp_path, racer=seed)
-        assert "raced" not in found.features
-        return found.races[0.5]
+    def hold(seed, rounds, losses, **other):
+        for optimizer, mine in (("adam", [9.0, 8.0, 5.0, 2.0]), ("fosi-adam", losses)):
+            plan = Plan("burgers", optimizer, seed, rounds=rounds, **other)
+            save(tmp_path / race.FOLDER, plan, mine, before=2)
 
-    assert (raced(0), raced(1), raced(2)) == (0.5, 0.5, 1.0)
-    assert raced(None) == 0.75
+    hold(1, 4, [9.0, 8.0, 0.5])  # a seed that was measured
+    hold(7, 4, [9.0, 8.0, 2.0])
+    hold(7, 3, [9.0, 8.0, 5.0])  # a shorter race of the same
+    hold(8, 4, [9.0, 8.0, 5.0])
+    hold(9, 4, [9.0, 8.0, 2.0], mode="quick")  # another task
+    hold(10, 4, [9.0, 8.0, 2.0], rate_factor=3.0)
+    save(tmp_path / race.FOLDER, Plan("burgers", "fosi-adam", 11, rounds=4), [9.0, 8.0, 2.0], before=2)  # against none
+    (found,) = predictions.pairs(tmp_path)
+    assert found.held == {7: 0.5, 8: 1.0} and "raced" not in found.features
+    (ran,) = predictions.raced([found])
+    assert ran.features["raced"] == pytest.approx(math.log(0.75))
+    assert predictions.raced([found], 8)[0].features["raced"] == 0.0 and predictions.raced([found], 9) == []
+    save(tmp_path / race.FOLDER, Plan("burgers", "fosi-adam", 7, rounds=4), [9.0, 8.0, 2.0], device="other", before=2)
+    assert predictions.pairs(tmp_path)[0].held == {7: 1.0, 8: 1.0}  # of the shorter race, which is on the runs' device

@@ -148,8 +148,8 @@ def _held(console: Console, plan: Any, problem: Any, out: Path, share: float) ->
     )
     with _errors(), console.status("trains base and FOSI side by side ...") as status:
 
-        def show(point: Any, engine: Any) -> None:
-            status.update(f"{'base' if engine.schedule is None else 'FOSI'}: step {point.step}")
+        def show(point: Any, engine: Any, steps: int) -> None:
+            status.update(f"{'base' if engine.schedule is None else 'FOSI'}: step {point.step} of {steps}")
 
         return race.hold(plan, problem, out, share, show)
 
@@ -232,6 +232,9 @@ def _trained(console: Console, plan: Any, problem: Any, rounds: int | None, step
     """Where training stands after so much of it; where neither is said, at the end of a race, or after a round."""
     from fosi.experiments.tasks import probing
 
+    if held is not None and rounds is None and steps is None:
+        with _errors(), console.status("goes back to where the race left the base ..."):
+            return probing.after(held, plan, problem)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with _errors(), Progress(*columns, console=console) as bar:
         row = bar.add_task(f"{plan.optimizer}, steps", total=None)
@@ -239,8 +242,6 @@ def _trained(console: Console, plan: Any, problem: Any, rounds: int | None, step
         def show(done: int, of: int) -> None:
             bar.update(row, completed=done, total=of)
 
-        if held is not None and rounds is None and steps is None:
-            return probing.after(held, plan, problem, show)
         return probing.train(plan, problem, 1 if rounds is None else rounds, steps, show)
 
 
@@ -320,8 +321,9 @@ def _rows(found: Any) -> Iterable[tuple[str, str, str]]:
     every = "no T meets the budget" if found.refresh_every is None else f"T = {found.refresh_every}"
     yield "overhead", f"{found.overhead:.1%}", every
     if found.raced is not None:
-        yield "race", f"{found.raced:.2f}", "FOSI's seconds over the base's, side by side"
-    yield "predicted ratio", f"{found.ratio:.2f}", "FOSI's seconds over the base's"
+        yield "race", f"{found.raced:.2f}", "FOSI's seconds over the base's"
+    later = "" if found.raced is None else ", whole run"
+    yield "predicted ratio", f"{found.ratio:.2f}", f"FOSI's seconds over the base's{later}"
 
 
 def _pairs_table(found: dict[str, Any], title: str) -> Table:

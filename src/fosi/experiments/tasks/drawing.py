@@ -266,8 +266,8 @@ def predicted(
     for set_ticks in (axis.set_xticks, axis.set_yticks):
         set_ticks(ticks, [f"{tick:g}" for tick in ticks])
         set_ticks([], minor=True)
-    axis.set_xlabel(f"predicted{after} by a rule fitted without the task: FOSI's seconds over the base's")
-    axis.set_ylabel("measured")
+    axis.set_xlabel(f"predicted{after}, by a rule fitted without the task")
+    axis.set_ylabel("measured: FOSI's seconds over the base's")
     figures.legend(made, axis)
     figures.name_points(axis, labels, apart, measured)
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,12 +18,14 @@ from fosi.experiments.tasks.predictions import (
     FEWEST,
     RACE,
     Pair,
+    begun,
     by_task,
     fitted,
     measured_ratios,
     pairs,
     predicted,
     raced,
+    seeds,
     spread,
 )
 from fosi.experiments.tasks.race import SHARES
@@ -44,7 +47,7 @@ def write(where: Path) -> list[Path]:
     parts = text(found, apart)
     ran = raced(found)
     if len({pair.task for pair in ran}) >= FEWEST:
-        parts += after_race(ran)
+        parts += after_race(found)
         written += figures.save(drawn(ran, predicted(ran)), where / "diagnosis-raced")
     path.write_text("\n\n".join([TITLE, *parts]) + "\n", encoding="utf-8")
     return [path, *written]
@@ -80,29 +83,73 @@ def text(found: Sequence[Pair], apart: NDArray[np.float64]) -> list[str]:
         *_by_device(found),
         markdown.table([*headings, "measured, training loss", "to the base's lowest", "to its best validation"], rows),
         "![predicted and measured](diagnosis.png)",
-        *_races(found),
         "Fitted to all of them, the coefficients are "
         + ", ".join(f"{name} {value:.2f}" for name, value in fit.items())
         + ".",
     ]
 
 
-def after_race(ran: Sequence[Pair]) -> list[str]:
+def after_race(found: Sequence[Pair]) -> list[str]:
     """What diagnosis.md says of predictions that know of a race."""
+    ran = raced(found)
     alone = np.array([prediction.predict(pair.features, prediction.TOLD) for pair in ran])
-    fit = fitted(ran)
+    rows = [_after([f"seed {seed} alone"], raced(found, seed)) for seed in seeds(ran)]
+    begins = [
+        _after([f"the first {share:.0%} of the runs themselves"], some)
+        for share in SHARES
+        for some in [begun(found, share)]
+        if len({pair.task for pair in some}) >= FEWEST
+    ]
+    headings = ["race", "fitted without the task: tasks", "pairs", "by the race alone: tasks", "pairs", "of pairs"]
     return [
         "## After a race",
-        f"The same where base and FOSI have been trained side by side for {RACE:.0%} of the base's seconds (`fosi "
-        f"diagnose TASK --race {RACE:g}`; here of as many seeds as there are runs): the rule knows of that too, and is "
-        "drawn towards it alone.",
-        f"Fitted without the task: {_ranked(ran, predicted(ran))}. By the race alone: {_ranked(ran, alone)}.",
+        f"The same where base and FOSI have been trained side by side for {RACE:.0%} of the run first, which is what "
+        "`fosi diagnose TASK` does: runs of their own, in `races/`, with seeds that none of the runs has which they "
+        "are held against. Then the rule looks at the race and at what reasoning makes of the rest, and is drawn "
+        "towards the race alone.",
+        f"Of the median of the races of a pair, fitted without the task: {_ranked(ran, predicted(ran))}. By the race "
+        f"alone: {_ranked(ran, alone)}.",
         *_by_device(ran),
+        markdown.table(
+            ["task", "base", "race, median over seeds", "fitted without the task", "measured, training loss"],
+            [
+                [
+                    pair.label,
+                    pair.base,
+                    _median(list(pair.held.values())),
+                    f"**{one:.2f}**",
+                    markdown.ratio(pair.measured),
+                ]
+                for pair, one in zip(ran, predicted(ran), strict=True)
+            ],
+        ),
+        "How far that depends on the seed, and on how long a race is. The last of these are the beginnings of the runs "
+        "that they are held against, so they flatter.",
+        markdown.table(headings, [*rows, *begins]),
         "![predicted after a race, and measured](diagnosis-raced.png)",
         "Fitted to all of them, the coefficients after a race are "
-        + ", ".join(f"{name} {value:.2f}" for name, value in fit.items())
+        + ", ".join(f"{name} {value:.2f}" for name, value in fitted(ran).items())
         + ".",
     ]
+
+
+def _median(values: list[float]) -> str:
+    """With all of which it is the median."""
+    return f"{statistics.median(values):.2f} ({', '.join(f'{value:.2f}' for value in values)})"
+
+
+def _after(name: list[str], ran: Sequence[Pair]) -> list[str]:
+    """A row: ranks by a rule fitted without the task, and by the race alone."""
+    alone = np.array([prediction.predict(pair.features, prediction.TOLD) for pair in ran])
+    ranks = [
+        rank
+        for said in (predicted(ran), alone)
+        for rank in (
+            prediction.spearman(*(list(by_task(ran, some).values()) for some in (said, measured_ratios(ran)))),
+            prediction.spearman(said, measured_ratios(ran)),
+        )
+    ]
+    return [*name, *(f"{rank:.2f}" for rank in ranks), f"{len(ran)}"]
 
 
 def drawn(found: Sequence[Pair], apart: NDArray[np.float64]) -> Figure:
@@ -132,27 +179,3 @@ def _ranked(found: Sequence[Pair], values: NDArray[np.float64]) -> str:
         f"modes), **{prediction.spearman(values, measured_ratios(found)):.2f}** over {len(found)} pairs of task and "
         f"base; the logarithms are {off:.2f} apart, root mean square, a factor of {math.exp(off):.2f}"
     )
-
-
-def _races(found: Sequence[Pair]) -> list[str]:
-    """How well a race from the first estimate on ranks the same pairs, by how long it is."""
-    rows = []
-    for share in SHARES:
-        known = [pair for pair in found if share in pair.races]
-        ran = [pair.races[share] for pair in known]
-        by = [by_task(known, values) for values in (ran, measured_ratios(known))]
-        if len(by[0]) >= FEWEST:
-            ranks = (
-                prediction.spearman(*(list(one.values()) for one in by)),
-                prediction.spearman(ran, measured_ratios(known)),
-            )
-            rows.append([f"{share:.0%}", *(f"{rank:.2f}" for rank in ranks), str(len(by[0])), str(len(known))])
-    if not rows:
-        return []
-    headings = ["of the base's seconds", "correlation over tasks", "over pairs", "tasks", "pairs"]
-    return [
-        "How much could any rule know so early? In the place of a rule: base and FOSI trained side by side, from "
-        "FOSI's first estimate on, for a part of the seconds of the base's whole run, and who is how much sooner in "
-        "there.",
-        markdown.table(headings, rows),
-    ]

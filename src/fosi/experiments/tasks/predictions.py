@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +18,7 @@ from fosi import diagnosis, prediction
 from fosi.experiments import records
 from fosi.experiments.tasks import PAPER, TASKS, ratios, standings, summary
 from fosi.experiments.tasks.plan import Plan
-from fosi.experiments.tasks.race import SHARES, race
+from fosi.experiments.tasks.race import FOLDER, SHARES, race
 from fosi.experiments.tasks.ratios import MISS, Ratio
 from fosi.experiments.tasks.runs import Curve
 from fosi.experiments.tasks.standings import Entry
@@ -39,9 +41,11 @@ class Pair(NamedTuple):
       measured: FOSI's seconds over the base's, to the lowest training loss that both come to.
       target: the same to the base's lowest, which FOSI may never have.
       validation: the same to its best validation; None where that is not the paper's task.
-      races: what `race` says after each of its shares; empty where there is no round that early.
+      races: what `race` says of the beginnings of the same runs, after each of its shares; empty where there is no
+        round that early.
       after: steps of the base before the diagnosis, and of its whole run.
       device: the runs are of.
+      held: by seed, what races said that were held apart from these runs, with seeds that none of them has.
     """
 
     task: str
@@ -55,6 +59,7 @@ class Pair(NamedTuple):
     races: Mapping[float, float]
     after: tuple[int, int]
     device: str
+    held: Mapping[int, float] = MappingProxyType({})
 
     @property
     def label(self) -> str:
@@ -67,7 +72,7 @@ class Pair(NamedTuple):
         return _number(self.measured)
 
 
-def pairs(where: Path, racer: int | None = None) -> list[Pair]:
+def pairs(where: Path) -> list[Pair]:
     """All bases that were diagnosed on a task and trained there alone and with FOSI, on the same device.
 
     Each with the task's own rate and batches, and as it was diagnosed last, with estimates on the same data. And with
@@ -77,15 +82,13 @@ def pairs(where: Path, racer: int | None = None) -> list[Pair]:
 
     Args:
       where: the results folder.
-      racer: the seed whose runs are the races, as of one who has trained one of each, or the first that both have
-        where they have not; None for all that there are.
     """
     found: dict[tuple[str, str, str, str], Pair] = {}
     for task in TASKS:
         path = where / task / "diagnosis.jsonl"
         if not path.exists():
             continue
-        curves = summary.retimed(summary.curves(where / task))
+        curves, raced = summary.retimed(summary.curves(where / task)), summary.curves(where / FOLDER / task)
         devices = Counter(curve.environment["device"] for curve in curves).most_common(1)
         for line in records.read_jsonl(path):
             plan = Plan(**line["plan"])
@@ -109,25 +112,62 @@ def pairs(where: Path, racer: int | None = None) -> list[Pair]:
             after = line["step"], max(curve.points[-1].step for curve in alone.runs.values())
             # How long one trains one knows.
             seen = replace(seen, steps_left=max(after[1] - after[0], 1), steps_taken=max(after[0], 1))
-            seen = replace(seen, raced=None)  # races are of the runs here, the same for all
-            first, second = _of_seed(ours, alone, racer)
-            races = {share: _number(known) for share in SHARES if (known := race(first, second, share))}
-            found[key] = Pair(*key, seen.features, measured, target, _validation(there, plan), races, after, device)
+            seen = replace(seen, raced=None)  # which the runs say
+            races = {share: _number(known) for share in SHARES if (known := race(ours, alone, share))}
+            validation, held = _validation(there, plan), _held(raced, ours, alone)
+            found[key] = Pair(*key, seen.features, measured, target, validation, races, after, device, held)
     return list(found.values())
 
 
-def _of_seed(ours: Entry, alone: Entry, seed: int | None) -> tuple[Entry, Entry]:
-    both = [known for known in ours.runs if known in alone.runs]
-    if seed is None or not both:
-        return ours, alone
-    chosen = seed if seed in both else min(both)
-    return replace(ours, runs={chosen: ours.runs[chosen]}), replace(alone, runs={chosen: alone.runs[chosen]})
+def _held(raced: Sequence[Curve], ours: Entry, alone: Entry) -> dict[int, float]:
+    """By seed, what the longest races say of the same two; those whose seed either was measured with are left out."""
+    found: dict[int, tuple[int, float]] = {}
+    runs = {_like(curve): curve for curve in raced}
+    first, second = next(iter(ours.runs.values())), next(iter(alone.runs.values()))
+    for curve in raced:
+        plan = curve.plan
+        base = runs.get(_like(second, plan.seed, plan.rounds))
+        if _like(curve) != _like(first, plan.seed, plan.rounds) or base is None or plan.rounds is None:
+            continue
+        known = race(Entry(plan.optimizer, "", {plan.seed: curve}), Entry(base.plan.optimizer, "", {plan.seed: base}))
+        if known is not None and plan.seed not in (*ours.runs, *alone.runs):
+            found[plan.seed] = max(found.get(plan.seed, (0, math.nan)), (plan.rounds, _number(known)))
+    return {seed: ratio for seed, (_, ratio) in found.items()}
 
 
-def raced(found: Sequence[Pair], share: float = RACE) -> list[Pair]:
-    """Those that have run such a race, which their features then know of."""
-    ran = [pair for pair in found if share in pair.races]
-    return [pair._replace(features={**pair.features, prediction.RACED: math.log(pair.races[share])}) for pair in ran]
+def _like(curve: Curve, *seed_and_rounds: int | None) -> tuple[Any, ...]:
+    """What the runs of a race must have in common with those it is to foretell, but for the seed and how long."""
+    plan = curve.plan
+    seed, rounds = seed_and_rounds or (plan.seed, plan.rounds)
+    alike = replace(plan, seed=seed or 0, rounds=rounds, seconds=None, mode=plan.other_mode or None)
+    return curve.environment["device"], alike.name
+
+
+def raced(found: Sequence[Pair], seed: int | None = None) -> list[Pair]:
+    """Those that have been raced apart from their runs, which their features then know of: with a seed, or the median.
+
+    One that has no race of the seed is left out.
+    """
+    said = {
+        index: statistics.median(pair.held.values()) if seed is None else pair.held.get(seed)
+        for index, pair in enumerate(found)
+        if pair.held
+    }
+    return [_told(found[index], ratio) for index, ratio in said.items() if ratio is not None]
+
+
+def begun(found: Sequence[Pair], share: float = RACE) -> list[Pair]:
+    """The same with the beginnings of the very runs as races: what a race of another length would be worth."""
+    return [_told(pair, pair.races[share]) for pair in found if share in pair.races]
+
+
+def seeds(found: Sequence[Pair]) -> list[int]:
+    """Of the races that all of them have."""
+    return sorted(set.intersection(*(set(pair.held) for pair in found))) if found else []
+
+
+def _told(pair: Pair, ratio: float) -> Pair:
+    return pair._replace(features={**pair.features, prediction.RACED: math.log(ratio)})
 
 
 def predicted(found: Sequence[Pair]) -> NDArray[np.float64]:

@@ -187,17 +187,16 @@ def resume(plan: Plan, problem: Any, checkpoint: Path) -> Probe:
     return Probe(plan, engine, progress.run, progress.step)
 
 
-def after(held: Held, plan: Plan, problem: Any, on_step: Callable[[int, int], None] = lambda done, of: None) -> Probe:
-    """Where a race has left its base.
+def after(held: Held, plan: Plan, problem: Any) -> Probe:
+    """Where a race has left its base: as its checkpoint has it, or trained that far again.
 
     Args:
       held: the race.
       plan: of the base's whole training.
       problem: of ``plan.build``.
-      on_step: called with steps done and steps in all, where it must be trained that far again.
     """
     if not held.checkpoint.exists():
-        return train(plan, problem, steps=held.alone.points[-1].step, on_step=on_step)
+        return train(plan, problem, steps=held.alone.points[-1].step)
     assert isinstance(held.engine, JaxEngine)
     progress = runs.load_checkpoint(held.checkpoint, held.engine)
     return Probe(plan, held.engine, progress.run, progress.step)

@@ -55,7 +55,7 @@ def hold(
     problem: Problem,
     out: Path,
     share: float,
-    on_point: Callable[[Point, Engine], None] = lambda point, engine: None,
+    on_point: Callable[[Point, Engine, int], None] = lambda point, engine, steps: None,
 ) -> Held:
     """Trains a base and FOSI around it, with the task's own settings, and says who was sooner.
 
@@ -68,7 +68,7 @@ def hold(
       problem: of ``plan.build``; where a step sees all data, FOSI's estimates are on a part of them.
       out: folder for the results.
       share: of the whole run's rounds, above 0 and at most 1.
-      on_point: called after every round of either.
+      on_point: called after every round of either, with how many steps each is to take.
 
     Returns:
       What `race` says of the two, infinite where FOSI diverged, and where the base is now.
@@ -85,8 +85,12 @@ def hold(
     assert ours_engine.schedule is not None  # FOSI's has one
     before = ours_engine.schedule.warmup // engine.steps_a_round
     rounds, where = before + math.ceil(share * whole.length), out / FOLDER
-    alone = runs.run(replace(whole, rounds=rounds), problem, where, on_point, engine=engine, keep=True)
-    ours = runs.run(replace(around, rounds=rounds), problem, where, on_point, engine=ours_engine)
+
+    def told(point: Point, engine: Engine) -> None:
+        on_point(point, engine, rounds * engine.steps_a_round)
+
+    alone = runs.run(replace(whole, rounds=rounds), problem, where, told, engine=engine, keep=True)
+    ours = runs.run(replace(around, rounds=rounds), problem, where, told, engine=ours_engine)
     for name in ("device", "shared"):
         if alone.environment[name] != ours.environment[name]:
             raise ValueError(
