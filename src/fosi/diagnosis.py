@@ -18,6 +18,7 @@ from fosi import scaling, verdict
 from fosi.measured import Measured, Seconds, refresh_cost, signal_and_noise
 from fosi.options import Options
 from fosi.prediction import RACED, fit, leave_one_out, predict, spearman
+from fosi.racing import race
 from fosi.stability import Base, BaseName, evenly
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "from_record",
     "leave_one_out",
     "predict",
+    "race",
     "spearman",
 ]
 

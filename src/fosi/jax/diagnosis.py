@@ -108,8 +108,8 @@ def diagnose(
         alone, which for a small model is far less.
       steps_left: that training has yet to take; None for many. Adam forgets what FOSI takes from ν over a thousand.
       steps_taken: that it has taken; None for many. After few Adam forgets sooner.
-      raced: where you have trained base and FOSI side by side for a while: FOSI's seconds over the base's, from the
-        first estimate on, to the lowest loss that both came to. It tells more than all else.
+      raced: where you have trained base and FOSI side by side for a while: what ``fosi.diagnosis.race`` says of that,
+        FOSI's seconds over the base's. It tells more than all else.
 
     Returns:
       A ``fosi.diagnosis.Diagnosis``; its ``explain()`` says it in words.

@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
+from fosi import racing
 from fosi.experiments.tasks import runs, settings
 from fosi.experiments.tasks.engine import Engine
 from fosi.experiments.tasks.plan import Plan
@@ -23,8 +21,6 @@ SHARES = (0.03, 0.1, 0.2, 0.5)
 """Of the seconds of the base's whole run, that a race is given."""
 FOLDER = "races"
 """Where its runs lie, in the folder for results: short ones, which are not held against whole ones."""
-_FACTOR = 2.0
-"""How far the second half of a race may differ from all of it: of a few rounds each is off by luck."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +101,7 @@ def hold(
 
 
 def race(ours: Entry, alone: Entry, share: float | None = None) -> Ratio | None:
-    """FOSI's seconds over the base's from the first estimate on, as far as so short a race tells of a long run.
-
-    That is the geometric mean of two ratios: to the lowest loss that both come to in the race, which is how it stands,
-    and from the loss that the base had in half the time to it, which is how it goes on. A training sharpens, and what
-    FOSI gains grows; the second half alone would be too few rounds to go by.
+    """What `fosi.racing.race` makes of two optimizers' runs, from FOSI's first estimate on.
 
     Args:
       ours: FOSI's runs.
@@ -122,38 +114,13 @@ def race(ours: Entry, alone: Entry, share: float | None = None) -> Ratio | None:
     cuts = [_cut(ours.runs[seed], alone.runs[seed], share) for seed in ours.runs if seed in alone.runs]
     # A base that has diverged by then is no base to be sooner than.
     known = [cut for cut in cuts if cut is not None and not cut[1][-1].diverged]
-    found = [_sooner(*cut) for cut in known if not cut[0][-1].diverged]
-    return Ratio.of(found, len(known) - len(found), math.inf)
+    found = [racing.race(_rounds(alone), _rounds(ours)) for ours, alone in known]
+    reached = [ratio for ratio in found if math.isfinite(ratio)]
+    return Ratio.of(reached, len(found) - len(reached), math.inf)
 
 
-def _sooner(ours: Sequence[Point], alone: Sequence[Point]) -> float:
-    """The geometric mean of the ratio so far and of that in the second half."""
-    mine, its = _Lows(ours), _Lows(alone)
-    lowest = max(mine.losses[-1], its.losses[-1])
-    took, whole = mine.seconds_to(lowest), its.seconds_to(lowest)
-    midway = its.loss_after(whole / 2)
-    if not lowest < midway <= mine.losses[0]:  # the base has one round to go by, or FOSI's first was lower already
-        return took / whole
-    second = (took - mine.seconds_to(midway)) / (whole / 2)
-    return math.sqrt(took / whole * float(np.clip(second, took / whole / _FACTOR, took / whole * _FACTOR)))
-
-
-class _Lows:
-    """The rounds of a run that were lower than all before, and straight lines between them."""
-
-    def __init__(self, points: Sequence[Point]) -> None:
-        losses = np.array([point.train_loss for point in points])
-        before = np.minimum.accumulate(np.append(np.inf, losses[:-1]))
-        self.losses: NDArray[np.float64] = losses[losses < before]
-        self.seconds: NDArray[np.float64] = np.array([point.seconds for point in points])[losses < before]
-
-    def seconds_to(self, loss: float) -> float:
-        """When the loss was as low; the end of the first round at the soonest."""
-        return float(np.interp(-loss, -self.losses, self.seconds))
-
-    def loss_after(self, seconds: float) -> float:
-        """The lowest loss by then."""
-        return float(np.interp(seconds, self.seconds, self.losses))
+def _rounds(points: Sequence[Point]) -> list[tuple[float, float]]:
+    return [(point.seconds, point.train_loss) for point in points]
 
 
 def _cut(ours: Curve, alone: Curve, share: float | None) -> tuple[tuple[Point, ...], tuple[Point, ...]] | None:
