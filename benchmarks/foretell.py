@@ -81,6 +81,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--deadline", type=float, default=math.inf, help="seconds after which none is begun")
     parser.add_argument("--tiny", action="store_true", help="made data, to try it")
     args = parser.parse_args(argv)
+    if args.only_race and not args.race:
+        parser.error("--only-race wants --race, the part of the run: 0.2")
+    if args.race:
+        race.check(args.race)
     begin = time.monotonic()
     others = {} if args.alpha is None else {"alpha": args.alpha}
     for seed in (int(x) for x in args.seeds.split(",")):

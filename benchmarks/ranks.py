@@ -24,6 +24,7 @@ from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.predictions import Pair
 from fosi.experiments.tasks.race import SHARES
 
+DRAWS = 2000
 RUNS = {"adam": 0.37, "heavy-ball": 0.23}
 """What FOSI adds to a step of `lr`, refreshes and all, in its runs on the H200; its diagnosis counts it."""
 
@@ -62,6 +63,20 @@ def line(name: str, found: Sequence[Pair], ratios: Sequence[float] | None = None
     return f"{name:60} {said[0]:5.2f} {said[1]:5.2f}   {len(truth)} tasks, {len(found)} pairs"
 
 
+def drawn(found: Sequence[Pair]) -> str:
+    """How the fitted rule ranks them where each has one race, at random of those that it has."""
+    rng, ranks = np.random.default_rng(0), []
+    for _ in range(DRAWS):
+        held = [pair._replace(held={0: float(rng.choice(list(pair.held.values())))}) for pair in found]
+        ran = predictions.raced(held)
+        truth, said = predictions.measured_ratios(ran), predictions.predicted(ran)
+        both = [list(predictions.by_task(ran, some).values()) for some in (said, truth)]
+        ranks.append(prediction.spearman(*both))
+    low, high = np.quantile(ranks, (0.05, 0.95))
+    enough = np.mean(np.array(ranks) >= 0.7)
+    return f"mean {np.mean(ranks):.2f}, nine tenths from {low:.2f} to {high:.2f}, 0.7 or more in {enough:.0%}"
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses, and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -97,6 +112,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(line("after a race held apart, the median of its seeds", ran))
         for device in sorted({pair.device for pair in ran}):
             print(line(f"after a race held apart on {device} alone", [p for p in ran if p.device == device]))
+    for task in dict.fromkeys(pair.task for pair in ran):
+        print(line(f"after a race held apart, without {task}", [pair for pair in ran if pair.task != task]))
+    for device in ("", *sorted({pair.device for pair in ran})):
+        some = [pair for pair in ran if device in ("", pair.device)]
+        print(f"one race of each pair, drawn {DRAWS} times{f', on {device} alone' if device else ''}: {drawn(some)}")
     for seed in predictions.seeds(ran):
         print(line(f"after a race held apart, seed {seed} alone", predictions.raced(found, seed)))
         for device in sorted({pair.device for pair in ran}):

@@ -359,7 +359,7 @@ def test_a_fit_minimises_what_it_says():
 
 
 def test_after_a_race_the_rule_looks_at_it_and_at_what_reasoning_makes_of_the_rest():
-    features, raced = rows(8), np.random.default_rng(2).normal(size=8)
+    features, raced = rows(8), np.random.default_rng(2).uniform(-0.6, 0.6, 8)
     ran = [{**row, "raced": float(x)} for row, x in zip(features, raced, strict=True)]
     assert prediction.predict(ran[0], prediction.TOLD) == pytest.approx(math.exp(raced[0]))
     weights = prediction.COEFFICIENTS_RACED
@@ -372,6 +372,9 @@ def test_after_a_race_the_rule_looks_at_it_and_at_what_reasoning_makes_of_the_re
     # Where it said nothing, it is not.
     wrong = diagnosis.fit(ran, np.ones(8), ridge=1e-6)
     assert abs(wrong["raced"]) < 1e-4
+    # It counts 2 at the most, as one does that FOSI never ends.
+    slow = [{**features[0], "raced": math.log(times)} for times in (2.0, 9.0)]
+    assert prediction.predict(slow[0]) == prediction.predict(slow[1]) > prediction.predict({**slow[0], "raced": 0.6})
     with pytest.raises(ValueError, match="features has no finite 'raced'"):
         diagnosis.fit([ran[0], features[1]], [1.0, 1.0])
     with pytest.raises(ValueError, match="coefficients has no finite 'raced'"):

@@ -19,15 +19,19 @@ def test_whoever_is_so_many_times_slower_is():
     for times in (0.2, 0.7, 3.0):
         assert race(BASE, slower(BASE, times)) == pytest.approx(times)
         assert race(slower(BASE, times), BASE) == pytest.approx(1 / times)
+    # Also where the first round takes most of the base's time.
+    assert race([(10, 3), (11, 2), (12, 1)], [(20, 3), (22, 2), (24, 1)]) == pytest.approx(2.0)
+    assert race([(1, 3), (2, 2)], [(2, 3), (3.2, 2.4)]) == pytest.approx(2.0)
 
 
 def test_it_counts_how_it_stands_and_how_it_goes_on():
     # 0.5 after 8 and 4 seconds; 2, which is the base's after 2, after 4 + 2 / 1.5.
     ours = [(2.0, 6.0), (4.0, 3.0), (6.0, 1.5), (8.0, 0.5)]
     assert race(BASE, ours) == pytest.approx(math.sqrt(2.0 * (8 - 4 - 2 / 1.5) / 2))
-    # A second half of next to no time counts half of how it stands; nothing can make it more than twice.
+    # A second half of next to no time counts half of how it stands, and one of far more twice.
     assert race(BASE, [(3.0, 3.1), (3.9, 2.01), (4.0, 0.5)]) == pytest.approx(math.sqrt(1.0 * 0.5))
     assert race(BASE, [(0.1, 3.0), (0.2, 2.0), (32.0, 0.5)]) == pytest.approx(math.sqrt(8.0 * (32 - 0.2) / 2))
+    assert race([(3.0, 3.0), (4.0, 0.5)], [(0.1, 3.0), (40.0, 0.5)]) == pytest.approx(math.sqrt(10.0 * 20.0))
 
 
 def test_where_there_is_one_round_to_go_by_it_says_how_it_stands():

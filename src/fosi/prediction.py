@@ -18,6 +18,8 @@ RACED, POINT = "raced", "point"
 and that of what `PHYSICAL` makes of all the others. A race holds what each of those is about, and of few measured tasks
 few coefficients can be learnt."""
 AFTER_RACE = ("constant", RACED, POINT)
+MOST = 2.0
+"""What a race counts at the most, and a training that diverged: beyond all ratios that the rule has been fitted to."""
 
 PHYSICAL: Mapping[str, float] = {
     "constant": 0.0,
@@ -207,6 +209,8 @@ def _prior(prior: Features | None, names: tuple[str, ...]) -> NDArray[np.float64
 
 def _row(features: Features, names: tuple[str, ...]) -> NDArray[np.float64]:
     row = {"constant": 1.0, **features}
+    if RACED in row:
+        row[RACED] = min(row[RACED], math.log(MOST))
     if POINT in names:
         row[POINT] = float(_vector("features", row, NAMES) @ _vector("coefficients", PHYSICAL, NAMES))
     return _vector("features", row, names)

@@ -8,13 +8,16 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+_FACTOR = 2.0
+"""How far the second half of a race may differ from all of it: of a few rounds each is off by luck."""
+
 
 def race(base: Iterable[tuple[float, float]], fosi: Iterable[tuple[float, float]]) -> float:
     """FOSI's seconds over the base's, as far as so short a race tells of a long training: ``diagnose(..., raced=)``.
 
     That is the geometric mean of two ratios: to the lowest loss that both come to, which is how it stands, and from
     the loss that the base had in half the time to it, which is how it goes on. A training sharpens, and what FOSI gains
-    grows; the second half alone would be too little to go by, and counts half of how it stands at the least.
+    grows; the second half alone would be too little to go by, and counts from half of how it stands to twice that.
 
     Args:
       base: (seconds, loss) of the base's training, in order, each loss the mean over a round of many steps; on a clock
@@ -42,8 +45,8 @@ def race(base: Iterable[tuple[float, float]], fosi: Iterable[tuple[float, float]
     midway = its.loss_after(whole / 2)
     if not lowest < midway <= mine.losses[0]:  # the base has one round to go by, or FOSI's first was lower already
         return took / whole
-    second = (took - mine.seconds_to(midway)) / (whole / 2)
-    return math.sqrt(took / whole * max(second, took / whole / 2))
+    second = (took - mine.seconds_to(midway)) / (whole - its.seconds_to(midway))
+    return math.sqrt(took / whole * float(np.clip(second, took / whole / _FACTOR, took / whole * _FACTOR)))
 
 
 class _Lows:

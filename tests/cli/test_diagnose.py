@@ -39,6 +39,10 @@ def test_diagnose_writes_and_says_where(tmp_path):
     assert (line["step"], line["base"], line["batches"], len(line["eigenvalues"])) == (3, "heavy-ball", 2, 2)
     assert line["limit"] == pytest.approx(38.0) and line["plan"]["tiny"] and line["jax"]
     assert (tmp_path / "lr" / "diagnosis-heavy-ball-tiny-seed-0-step-3.png").stat().st_size > 10_000
+    assert line["seconds"] is None and line["raced"] is None
+    result = invoke(*command, "--steps", "3", "--race", "0", "--curvature-batches", "2")
+    (other,) = lines(tmp_path / "lr" / "diagnosis.jsonl")
+    assert other["eigenvalues"] != line["eigenvalues"]
 
 
 def test_a_run_under_way_by_its_checkpoint(tmp_path, monkeypatch):
@@ -65,6 +69,13 @@ def test_a_run_under_way_by_its_checkpoint(tmp_path, monkeypatch):
     assert line["eigenvalues"] == sorted(line["eigenvalues"], reverse=True)
     assert line["eigenvalues"][0] == line["extremes"][0]
     assert (tmp_path / "lr" / "spectrum-adam-rounds-2-tiny-seed-0-step-10.png").stat().st_size > 10_000
+
+    # A diagnosis looks at it as well, and races where it is told to alone.
+    result = invoke("diagnose", "lr", *SMALL, *given)
+    assert result.exit_code == 0 and "A race tells more" in result.output, result.output
+    (line,) = lines(tmp_path / "lr" / "diagnosis.jsonl")
+    assert (line["step"], line["raced"], line["seconds"]) == (10, None, None)
+    assert not (tmp_path / "races").exists()
 
     # Parameters and second moments are those of the same training, by another way.
     plan = probing.planned(checkpoint)
@@ -155,7 +166,9 @@ def test_a_race_is_run_first_and_believed(tmp_path, monkeypatch):
     fosi = dict(TASKS["wave"].fosi, warmup=5, refresh_every=5, k=2, num_matvecs=8)
     monkeypatch.setitem(TASKS, "wave", replace(TASKS["wave"], fosi=fosi))
     command = ["diagnose", "wave", "--tiny", "--batches", "2", "--out", str(tmp_path), "--rounds", "10"]
-    result = invoke(*command)
+    with monkeypatch.context() as patch:
+        patch.setattr(probing, "train", None)  # the checkpoint is there
+        result = invoke(*command)
     assert result.exit_code == 0, result.output
     (line,) = lines(tmp_path / "wave" / "diagnosis.jsonl")
     where = tmp_path / "races" / "wave"
@@ -170,15 +183,25 @@ def test_a_race_is_run_first_and_believed(tmp_path, monkeypatch):
     # It looks at where the race has left the base, with FOSI's own numbers on the task, timed.
     assert (line["step"], line["steps_left"], line["plan"]["rounds"]) == (15, 10 * 5 - 15, 10)
     assert (line["k"], line["num_matvecs"], line["refresh_every"]) == (2, 8, 5) and line["seconds"] is not None
+    assert line["plan"]["curvature"] == "part"
     trained = Plan("wave", "adam", tiny=True)
     gradient = trained.build(None, False)
     there = probing.train(trained, gradient, steps=15).run.params
     held = race.hold(replace(trained, rounds=10), gradient, tmp_path, 0.2)  # which is there
     left = probing.after(held, trained, gradient).run.params
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), there, left)
-    held.checkpoint.unlink()
-    again = probing.after(held, trained, gradient).run.params
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y), there, again)
+    # Without it, with one of before, which a run that was killed may leave, and with a broken one it is trained again.
+    runs.run(replace(held.alone.plan, rounds=2), gradient, tmp_path, keep=True)
+    early = runs.Files.of(replace(held.alone.plan, rounds=2), tmp_path).checkpoint.read_bytes()
+    for left_behind in (None, early, b"{}", early[:-9], b"nothing"):
+        held.checkpoint.unlink(missing_ok=True)
+        if left_behind is not None:
+            held.checkpoint.write_bytes(left_behind)
+        again = probing.after(held, trained, gradient)
+        assert again.step == 15
+        jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y), there, again.run.params)
+    with pytest.raises(ValueError, match="cannot be gone on from, remove it to begin anew"):
+        runs.load_checkpoint(held.checkpoint, held.engine)
 
     monkeypatch.setattr(race, "hold", lambda *args: replace(held, ratio=Ratio(math.inf, 1, 1, math.inf, math.inf)))
     result = invoke(*command, "--race", "0.3", *SMALL, "--steps", "10", "--counted")
@@ -187,6 +210,22 @@ def test_a_race_is_run_first_and_believed(tmp_path, monkeypatch):
     assert (line["raced"], line["k"], line["seconds"]) == (2, 2, None)
     # What is wrong is said before anything is trained.
     monkeypatch.setattr(race, "hold", None)
-    for wrong, said in (("--race=1.5", "race is 1.5; give a part of the run"), ("--k=0", "k + ell must be from 1")):
+    for wrong, said in (
+        ("--race=1.5", "race is 1.5; give a part of the run"),
+        ("--k=0", "k + ell must be from 1"),
+        ("--curvature-batches=3", "curvature_batches is 3; give from 1 to the 2 batches looked at"),
+    ):
         result = invoke(*command, wrong)
         assert result.exit_code == 2 and said in " ".join(result.output.split())
+
+
+def test_other_pairs_than_the_tasks_have_products_and_a_t_of_their_own(tmp_path):
+    command = ["diagnose", "wave", "--tiny", "--steps", "2", "--race", "0", "--out", str(tmp_path)]
+    assert invoke(*command, "--k", "3").exit_code == 0
+    (line,) = lines(tmp_path / "wave" / "diagnosis.jsonl")
+    assert (line["k"], line["ell"], line["num_matvecs"]) == (3, 0, 12) and line["refresh_every"] != 200
+
+
+def test_help_says_what_a_race_is_where_none_is_asked_for():
+    said = " ".join(invoke("diagnose", "--help").output.replace("│", " ").split())
+    assert "0 for none. 0.2 where it is not given, none with --checkpoint" in said

@@ -67,7 +67,7 @@ def made_by_hand(monkeypatch, where, alone, ours, asked, diverged=False, **envir
         return found
 
     monkeypatch.setattr(race.runs, "run", run)
-    engine = SimpleNamespace(schedule=SimpleNamespace(warmup=20), steps_a_round=10)
+    engine = SimpleNamespace(schedule=SimpleNamespace(warmup=20), steps_a_round=10, device_name="test")
     monkeypatch.setattr(Plan, "engine", lambda self, problem: engine)
 
 
@@ -97,34 +97,52 @@ def test_what_is_no_race_is_named(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="adam diverged in the race, after 30 steps"):
         race.hold(plan, problem, tmp_path, 0.2)
     made_by_hand(monkeypatch, tmp_path, [9.0, 8.0, 3.0], [9.0, 8.0, 2.0], [], device="other")
-    with pytest.raises(ValueError, match=r"has device test and .* other: they do not race"):
+    with pytest.raises(ValueError, match=r"fosi-adam.*has device other, and here it is test: remove it to race anew"):
         race.hold(plan, problem, tmp_path, 0.2)
+    made_by_hand(monkeypatch, tmp_path, [9.0, 8.0, 3.0], [9.0, 8.0, 2.0], [], shared=True)
+    with pytest.raises(ValueError, match="has shared True, and here it is False"):
+        race.hold(plan, problem, tmp_path, 0.2)
+    with pytest.raises(ValueError, match="first estimate after 2 rounds, and the whole run has 2: there is nothing"):
+        race.hold(Plan("lr", "adam", rounds=2), problem, tmp_path, 0.2)
     made_by_hand(monkeypatch, tmp_path, [9.0, 8.0, 3.0], [9.0, 8.0, math.nan], [], diverged=True)
     assert race.hold(plan, problem, tmp_path, 0.2).ratio.median == math.inf
 
 
 def test_a_report_takes_races_that_were_held_apart_with_seeds_that_no_run_has(tmp_path):
-    for optimizer, losses in (("adam", [9.0, 8.0, 5.0, 2.0]), ("fosi-adam", [9.0, 8.0, 5.0, 2.0])):
-        for seed in (0, 1):
+    losses = [9.0, 8.0, *(5.0 * 0.9**i for i in range(38))]
+    for optimizer, seeds in (("adam", (0, 1, 2)), ("fosi-adam", (0, 1))):
+        for seed in seeds:
             save(tmp_path, Plan("burgers", optimizer, seed, seconds=4), losses, before=2)
     foretell(tmp_path, Plan("burgers", "adam"), raced=0.1)  # which that line knew: a report holds races alike
 
-    def hold(seed, rounds, losses, **other):
+    def hold(seed, rounds, losses, diverged=False, **other):
         for optimizer, mine in (("adam", [9.0, 8.0, 5.0, 2.0]), ("fosi-adam", losses)):
+            fosi = optimizer != "adam"
             plan = Plan("burgers", optimizer, seed, rounds=rounds, **other)
-            save(tmp_path / race.FOLDER, plan, mine, before=2)
+            save(tmp_path / race.FOLDER, plan, mine, before=2 if fosi else math.inf, diverged=diverged and fosi)
 
-    hold(1, 4, [9.0, 8.0, 0.5])  # a seed that was measured
-    hold(7, 4, [9.0, 8.0, 2.0])
-    hold(7, 3, [9.0, 8.0, 5.0])  # a shorter race of the same
-    hold(8, 4, [9.0, 8.0, 5.0])
-    hold(9, 4, [9.0, 8.0, 2.0], mode="quick")  # another task
-    hold(10, 4, [9.0, 8.0, 2.0], rate_factor=3.0)
-    save(tmp_path / race.FOLDER, Plan("burgers", "fosi-adam", 11, rounds=4), [9.0, 8.0, 2.0], before=2)  # against none
+    # Two rounds before the first estimate, and then 8 of 40 are a fifth.
+    hold(1, 10, [9.0, 8.0, 0.5])  # seeds that were measured
+    hold(2, 10, [9.0, 8.0, 0.5])
+    hold(7, 10, [9.0, 8.0, 2.0])
+    hold(7, 9, [9.0, 8.0, 5.0])  # shorter and longer ones of the same
+    hold(7, 11, [9.0, 8.0, 5.0])
+    hold(8, 11, [9.0, 8.0, 5.0])
+    hold(9, 22, [9.0, 8.0, 2.0])  # half of the run
+    hold(10, 10, [9.0, 8.0, 2.0], mode="quick")  # another task
+    hold(11, 10, [9.0, 8.0, 2.0], rate_factor=3.0)
+    save(tmp_path / race.FOLDER, Plan("burgers", "fosi-adam", 12, rounds=10), [9.0, 8.0, 2.0], before=2)  # against none
     (found,) = predictions.pairs(tmp_path)
     assert found.held == {7: 0.5, 8: 1.0} and "raced" not in found.features
     (ran,) = predictions.raced([found])
     assert ran.features["raced"] == pytest.approx(math.log(0.75))
     assert predictions.raced([found], 8)[0].features["raced"] == 0.0 and predictions.raced([found], 9) == []
-    save(tmp_path / race.FOLDER, Plan("burgers", "fosi-adam", 7, rounds=4), [9.0, 8.0, 2.0], device="other", before=2)
-    assert predictions.pairs(tmp_path)[0].held == {7: 1.0, 8: 1.0}  # of the shorter race, which is on the runs' device
+    other = Plan("burgers", "fosi-adam", 7, rounds=10)
+    save(tmp_path / race.FOLDER, other, [9.0, 8.0, 2.0], device="other", before=2)
+    hold(13, 10, [9.0, 8.0, math.nan], diverged=True)
+    assert predictions.pairs(tmp_path)[0].held == {7: 1.0, 8: 1.0, 13: 2.0}  # of one on the runs' device
+
+
+def test_a_base_that_diverged_is_raced_by_none(tmp_path):
+    two = entries(tmp_path, [9.0, 8.0, 3.0, math.nan], [9.0, 8.0, 3.0, 2.0])
+    assert race.race(*two) is None

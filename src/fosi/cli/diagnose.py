@@ -18,7 +18,12 @@ from fosi.cli.tasks import DataDir, Download, Mode, Out, TaskName, Tiny
 
 Optimizer = Annotated[str, typer.Option(help="The base: gd, heavy-ball, nesterov, adam or adamw.")]
 RoundsBefore = Annotated[
-    int | None, typer.Option(help="Train so many rounds with the base first: spectra at the start mislead.", min=0)
+    int | None,
+    typer.Option(
+        help="Train so many rounds with the base first, 1 where nothing else is asked for: spectra at the start "
+        "mislead. After a race it trains anew.",
+        min=0,
+    ),
 ]
 Steps = Annotated[int | None, typer.Option(help="Train so many steps first, in the place of rounds.", min=0)]
 Checkpoint = Annotated[
@@ -30,8 +35,10 @@ BatchCount = Annotated[
 ]
 Pairs = Annotated[int, typer.Option(help="How many of the largest eigenpairs.", callback=at_least(0))]
 Smallest = Annotated[int, typer.Option(help="How many of the smallest.", callback=at_least(0))]
-_ITS_OWN = "else as many as FOSI has on the task"
-Matvecs = Annotated[int | None, typer.Option(help="Hessian-vector products of an estimate; else FOSI's own number.")]
+_ITS_OWN = "else as many as FOSI has on the task, which it has in a race in any case"
+Matvecs = Annotated[
+    int | None, typer.Option(help="Hessian-vector products of an estimate; else as many as FOSI takes for the pairs.")
+]
 Rounds = Annotated[
     int | None, typer.Option(help="Rounds of the whole run that is asked about; else the task's.", min=1)
 ]
@@ -55,7 +62,12 @@ def diagnose(
     checkpoint: Checkpoint = None,
     batches: BatchCount = 4,
     curvature_batches: Annotated[
-        int, typer.Option(help="Take the curvature on the first so many of the batches.", callback=at_least(1))
+        int,
+        typer.Option(
+            help="Take the curvature on the first so many of the batches; where a step sees all data, FOSI's part of "
+            "it is taken.",
+            callback=at_least(1),
+        ),
     ] = 1,
     timed: Annotated[
         bool | None,
@@ -69,13 +81,16 @@ def diagnose(
     ] = None,
     num_matvecs: Matvecs = None,
     refresh_every: Annotated[
-        int | None, typer.Option(help="Steps between two estimates, for the cost; else FOSI's own number.")
+        int | None,
+        typer.Option(
+            help="Steps between two estimates, for the cost; else the task's, or by the budget for other pairs."
+        ),
     ] = None,
     race: Annotated[
         float | None,
         typer.Option(
             help="Train base and FOSI, with the task's settings, side by side first, for this part of the run, and "
-            f"look at where the base then is; 0 for none. [default: {_RACE:g}; none with --checkpoint]"
+            f"look at where the base then is; 0 for none. {_RACE:g} where it is not given, none with --checkpoint."
         ),
     ] = None,
     rounds: Rounds = None,
@@ -89,7 +104,7 @@ def diagnose(
 ) -> None:
     """Say whether FOSI is likely to help on a task, by how much, and with which settings.
 
-    Writes into OUT/TASK: a line in diagnosis.jsonl, and a figure; the two runs of a race too.
+    Writes into OUT/TASK: a line in diagnosis.jsonl, and a figure; the two runs of a race into OUT/races/TASK.
     """
     console = Console()
     share = (_RACE if checkpoint is None else 0.0) if race is None else race
@@ -114,6 +129,10 @@ def diagnose(
     options: dict[str, Any] = own | {name: value for name, value in asked.items() if value is not None}
     with _errors():
         diagnosing.check(problem, **options)  # before anything is trained
+        if curvature_batches > batches:
+            raise ValueError(
+                f"curvature_batches is {curvature_batches}; give from 1 to the {batches} batches looked at"
+            )
     held = _held(console, plan, problem, out, share) if share else None
     if checkpoint is None:
         probe = _trained(console, plan, problem, rounds_before, steps, held)

@@ -103,10 +103,11 @@ def after_race(found: Sequence[Pair]) -> list[str]:
     headings = ["race", "fitted without the task: tasks", "pairs", "by the race alone: tasks", "pairs", "of pairs"]
     return [
         "## After a race",
-        f"The same where base and FOSI have been trained side by side for {RACE:.0%} of the run first, which is what "
-        "`fosi diagnose TASK` does: runs of their own, in `races/`, with seeds that none of the runs has which they "
-        "are held against. Then the rule looks at the race and at what reasoning makes of the rest, and is drawn "
-        "towards the race alone.",
+        f"The same where base and FOSI have been trained side by side for {RACE:.0%} of the run first, as `fosi "
+        "diagnose TASK` does, with `--rounds` where the measured run is not as long as the task: races of their own, "
+        "in `races/`, with seeds that none of the runs has which they are held against. Then the rule looks at the "
+        "race, and at what reasoning makes of the rest, as it is in the table above; it is drawn towards the race "
+        "alone.",
         f"Of the median of the races of a pair, fitted without the task: {_ranked(ran, predicted(ran))}. By the race "
         f"alone: {_ranked(ran, alone)}.",
         *_by_device(ran),
@@ -123,8 +124,8 @@ def after_race(found: Sequence[Pair]) -> list[str]:
                 for pair, one in zip(ran, predicted(ran), strict=True)
             ],
         ),
-        "How far that depends on the seed, and on how long a race is. The last of these are the beginnings of the runs "
-        "that they are held against, so they flatter.",
+        "How far that depends on the seed, as one race is what one would hold, and on how long it is. The last of "
+        "these are the beginnings of the runs that they are held against, so they flatter.",
         markdown.table(headings, [*rows, *begins]),
         "![predicted after a race, and measured](diagnosis-raced.png)",
         "Fitted to all of them, the coefficients after a race are "

@@ -120,18 +120,23 @@ def pairs(where: Path) -> list[Pair]:
 
 
 def _held(raced: Sequence[Curve], ours: Entry, alone: Entry) -> dict[int, float]:
-    """By seed, what the longest races say of the same two; those whose seed either was measured with are left out."""
-    found: dict[int, tuple[int, float]] = {}
+    """By seed, what races of the same two say; those whose seed either was measured with are left out.
+
+    Of those that are about as long as a race is shown for, part of the measured base's rounds, the one that is most so.
+    """
+    found: dict[int, tuple[float, float]] = {}
     runs = {_like(curve): curve for curve in raced}
     first, second = next(iter(ours.runs.values())), next(iter(alone.runs.values()))
+    whole = statistics.median(len(curve.points) for curve in alone.runs.values())
     for curve in raced:
         plan = curve.plan
         base = runs.get(_like(second, plan.seed, plan.rounds))
         if _like(curve) != _like(first, plan.seed, plan.rounds) or base is None or plan.rounds is None:
             continue
         known = race(Entry(plan.optimizer, "", {plan.seed: curve}), Entry(base.plan.optimizer, "", {plan.seed: base}))
-        if known is not None and plan.seed not in (*ours.runs, *alone.runs):
-            found[plan.seed] = max(found.get(plan.seed, (0, math.nan)), (plan.rounds, _number(known)))
+        off = abs((plan.rounds - sum(point.refreshes == 0 for point in curve.points)) / whole - RACE)
+        if known is not None and plan.seed not in (*ours.runs, *alone.runs) and off <= RACE / 4:
+            found[plan.seed] = min(found.get(plan.seed, (math.inf, math.nan)), (off, _number(known)))
     return {seed: ratio for seed, (_, ratio) in found.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from fosi.experiments.tasks.jax_engine import JaxEngine
 from fosi.experiments.tasks.on_device import JaxRun, own
 from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.race import Held
+
+_log = logging.getLogger(__name__)
 
 _CHUNK = 10
 _TIMED = 50
@@ -195,11 +198,17 @@ def after(held: Held, plan: Plan, problem: Any) -> Probe:
       plan: of the base's whole training.
       problem: of ``plan.build``.
     """
-    if not held.checkpoint.exists():
-        return train(plan, problem, steps=held.alone.points[-1].step)
     assert isinstance(held.engine, JaxEngine)
-    progress = runs.load_checkpoint(held.checkpoint, held.engine)
-    return Probe(plan, held.engine, progress.run, progress.step)
+    end = held.alone.points[-1].step
+    if held.checkpoint.exists():
+        try:
+            progress = runs.load_checkpoint(held.checkpoint, held.engine)
+        except ValueError as error:
+            _log.warning("%s; trains %d steps again", error, end)
+        else:
+            if progress.step == end:  # else a run that was killed has left it
+                return Probe(plan, held.engine, progress.run, end)
+    return train(plan, problem, steps=end)
 
 
 def _is_adam(node: Any) -> bool:

@@ -70,8 +70,8 @@ def hold(
       What `race` says of the two, infinite where FOSI diverged, and where the base is now.
 
     Raises:
-      ValueError: if the share is out of its range, the base diverged, or one of the runs was there and was made on
-        another device, or on one that it shared.
+      ValueError: if the share is out of its range, the run is over before FOSI's first estimate, the base diverged, or
+        one of the runs was there and was made on another device, or on one that it shared.
     """
     check(share)
     base = settings.without_fosi(plan.optimizer)
@@ -80,6 +80,11 @@ def hold(
     engine, ours_engine = whole.engine(problem), around.engine(problem)
     assert ours_engine.schedule is not None  # FOSI's has one
     before = ours_engine.schedule.warmup // engine.steps_a_round
+    if before >= whole.length:
+        raise ValueError(
+            f"FOSI makes its first estimate after {before} rounds, and the whole run has {whole.length}: there is "
+            "nothing to race; give more with --rounds, or look at one point alone with --race 0"
+        )
     rounds, where = before + math.ceil(share * whole.length), out / FOLDER
 
     def told(point: Point, engine: Engine) -> None:
@@ -87,12 +92,10 @@ def hold(
 
     alone = runs.run(replace(whole, rounds=rounds), problem, where, told, engine=engine, keep=True)
     ours = runs.run(replace(around, rounds=rounds), problem, where, told, engine=ours_engine)
-    for name in ("device", "shared"):
-        if alone.environment[name] != ours.environment[name]:
-            raise ValueError(
-                f"{alone.path} has {name} {alone.environment[name]} and {ours.path} {ours.environment[name]}: they do "
-                "not race; remove the older one"
-            )
+    for curve in (alone, ours):
+        for name, here in (("device", engine.device_name), ("shared", False)):
+            if (there := curve.environment[name]) != here:
+                raise ValueError(f"{curve.path} has {name} {there}, and here it is {here}: remove it to race anew")
     if alone.points[-1].diverged:
         raise ValueError(f"{base} diverged in the race, after {alone.points[-1].step} steps: there is none to race")
     found = race(Entry(around.optimizer, "", {plan.seed: ours}), Entry(base, "", {plan.seed: alone}))

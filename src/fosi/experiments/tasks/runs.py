@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -159,10 +160,10 @@ def run(
                 "%s ended after %d steps, before switch_at, %d: all are the first's", plan.name, progress.step, at
             )
         _draw(files.solution, engine, progress)
+        if keep and not progress.diverged:  # before the run is done, lest an older one be taken for its end
+            _save(files.checkpoint, engine, progress)
         curve.write(records.line(done))
-    if keep and not progress.diverged:
-        _save(files.checkpoint, engine, progress)
-    else:
+    if not keep or progress.diverged:
         files.checkpoint.unlink(missing_ok=True)
     return read(files.curve)
 
@@ -227,12 +228,15 @@ def load_checkpoint(path: Path, engine: Engine) -> Progress:
     """Returns a run as it was saved.
 
     Raises:
-      ValueError: if it is of another model or another optimizer than the engine's.
+      ValueError: if it is no whole checkpoint, or of another model or another optimizer than the engine's.
     """
-    head, _, raw = path.read_bytes().partition(b"\n")
-    saved = json.loads(head)
-    curve = [Point(**_as_point(point)) for point in saved.pop("curve")]
-    return Progress(engine.load(raw), **saved, curve=curve)
+    try:
+        head, _, raw = path.read_bytes().partition(b"\n")
+        saved = json.loads(head)
+        curve = [Point(**_as_point(point)) for point in saved.pop("curve")]
+        return Progress(engine.load(raw), **saved, curve=curve)
+    except (ValueError, TypeError, KeyError, EOFError, BadZipFile) as error:
+        raise ValueError(f"{path} cannot be gone on from, remove it to begin anew: {error}") from error
 
 
 def _save(path: Path, engine: Engine, progress: Progress) -> None:
