@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from fosi.experiments.tasks import TASKS, diagnosing, probing, race, ratios
+from fosi.experiments.tasks import TASKS, diagnosing, probing, race
 from fosi.experiments.tasks.plan import Plan
 from fosi.experiments.tasks.task import Problem
 
@@ -50,7 +50,7 @@ def foretell(
         if only_race:
             return f"{held.ratio.median:.2f} in a race of {held.alone.points[-1].step} steps"
         probe = probing.after(held, plan, problem) if steps is None else probing.train(plan, problem, steps=steps)
-        own["raced"] = ratios.MISS if held.ratio.misses else held.ratio.median
+        own["raced"] = held.ratio.median
     else:
         ours = replace(plan, optimizer=f"fosi-{plan.optimizer}").engine(problem)
         assert ours.schedule is not None

@@ -17,7 +17,7 @@ import numpy as np
 from fosi import scaling, verdict
 from fosi.measured import Measured, Seconds, refresh_cost, signal_and_noise
 from fosi.options import Options
-from fosi.prediction import RACED, fit, leave_one_out, predict, spearman
+from fosi.prediction import MOST, RACED, fit, leave_one_out, predict, spearman
 from fosi.racing import race
 from fosi.stability import Base, BaseName, evenly
 
@@ -131,7 +131,7 @@ class Diagnosis:
           measured: what a backend measured.
           options: of the FOSI that it was measured for: its budget, the cap on the scaling of the base's rate, and how
             pairs were estimated and accepted; None for the defaults.
-          raced: what a race of base and FOSI has said, if there was one.
+          raced: what a race of base and FOSI has said, if there was one; infinite where FOSI diverged, which counts 2.
           **steps: ``steps_left`` and ``steps_taken``.
 
         Returns:
@@ -197,7 +197,7 @@ class Diagnosis:
             overhead=extra,
             seconds=m.seconds,
             growth=m.growth,
-            raced=None if raced is None else float(raced),
+            raced=None if raced is None else MOST if math.isinf(raced) else float(raced),
             **{name: None if count is None else int(count) for name, count in steps.items()},
         )
 

@@ -18,11 +18,12 @@ def race(base: Iterable[tuple[float, float]], fosi: Iterable[tuple[float, float]
     That is the geometric mean of two ratios: to the lowest loss that both come to, which is how it stands, and from
     the loss that the base had in half the time to it, which is how it goes on. A training sharpens, and what FOSI gains
     grows; the second half alone would be too little to go by, and counts from half of how it stands to twice that.
+    Where there is no second half, of one round or after a first round of FOSI's that has it all, it is how it stands.
 
     Args:
-      base: (seconds, loss) of the base's training, in order, each loss the mean over a round of many steps; on a clock
-        that starts where FOSI makes its first estimate.
-      fosi: the same of FOSI's, its estimates in the seconds.
+      base: (seconds, loss) of the base's training after each of its rounds, the loss a mean over the many steps of the
+        round; from the step on before which FOSI makes its first estimate.
+      fosi: the same of FOSI's, from that step on, its estimates in the seconds.
 
     Returns:
       The ratio; below 1 where FOSI is sooner, infinite where its last loss is not finite.

@@ -161,6 +161,10 @@ def test_bad_input_is_named_and_leaves_nothing(arguments, message, tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
+def kill(point, engine):
+    raise KeyboardInterrupt
+
+
 def test_a_race_is_run_first_and_believed(tmp_path, monkeypatch):
     """Two short runs, on disk as others are, and a prediction that knows of them."""
     fosi = dict(TASKS["wave"].fosi, warmup=5, refresh_every=5, k=2, num_matvecs=8)
@@ -200,8 +204,15 @@ def test_a_race_is_run_first_and_believed(tmp_path, monkeypatch):
         again = probing.after(held, trained, gradient)
         assert again.step == 15
         jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y), there, again.run.params)
-    with pytest.raises(ValueError, match="cannot be gone on from, remove it to begin anew"):
+    with pytest.raises(ValueError, match=r"adam\.rounds-3\.tiny\.seed-0 cannot be gone on from: "):
         runs.load_checkpoint(held.checkpoint, held.engine)
+    # The end of a run whose curve was removed is not what a new one goes on from, were it killed or not.
+    begun, plan = [], replace(held.alone.plan, rounds=2)
+    runs.Files.of(plan, tmp_path).curve.unlink()
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(plan, gradient, tmp_path, on_point=kill)
+    runs.run(plan, gradient, tmp_path, on_point=lambda point, engine: begun.append(point.step))
+    assert begun == [5, 10]
 
     monkeypatch.setattr(race, "hold", lambda *args: replace(held, ratio=Ratio(math.inf, 1, 1, math.inf, math.inf)))
     result = invoke(*command, "--race", "0.3", *SMALL, "--steps", "10", "--counted")

@@ -129,18 +129,20 @@ def test_a_report_takes_races_that_were_held_apart_with_seeds_that_no_run_has(tm
     hold(7, 11, [9.0, 8.0, 5.0])
     hold(8, 11, [9.0, 8.0, 5.0])
     hold(9, 22, [9.0, 8.0, 2.0])  # half of the run
+    hold(14, 9, [9.0, 8.0, 2.0])  # of two as far off the longer one
+    hold(14, 11, [9.0, 8.0, 5.0])
     hold(10, 10, [9.0, 8.0, 2.0], mode="quick")  # another task
     hold(11, 10, [9.0, 8.0, 2.0], rate_factor=3.0)
     save(tmp_path / race.FOLDER, Plan("burgers", "fosi-adam", 12, rounds=10), [9.0, 8.0, 2.0], before=2)  # against none
     (found,) = predictions.pairs(tmp_path)
-    assert found.held == {7: 0.5, 8: 1.0} and "raced" not in found.features
+    assert found.held == {7: 0.5, 8: 1.0, 14: 1.0} and "raced" not in found.features
     (ran,) = predictions.raced([found])
-    assert ran.features["raced"] == pytest.approx(math.log(0.75))
+    assert ran.features["raced"] == 0.0
     assert predictions.raced([found], 8)[0].features["raced"] == 0.0 and predictions.raced([found], 9) == []
     other = Plan("burgers", "fosi-adam", 7, rounds=10)
     save(tmp_path / race.FOLDER, other, [9.0, 8.0, 2.0], device="other", before=2)
     hold(13, 10, [9.0, 8.0, math.nan], diverged=True)
-    assert predictions.pairs(tmp_path)[0].held == {7: 1.0, 8: 1.0, 13: 2.0}  # of one on the runs' device
+    assert predictions.pairs(tmp_path)[0].held == {7: 1.0, 8: 1.0, 13: 2.0, 14: 1.0}  # of one on the runs' device
 
 
 def test_a_base_that_diverged_is_raced_by_none(tmp_path):

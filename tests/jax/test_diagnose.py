@@ -1,5 +1,7 @@
 """`fosi.jax.diagnose` against dense matrices in NumPy, on a network of 26 parameters."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -160,6 +162,8 @@ def test_what_a_race_said_is_believed():
     assert alone.raced is None and "raced" not in alone.features
     assert slow.raced == 3.0 and slow.features == pytest.approx({**alone.features, "raced": np.log(3)})
     assert slow.ratio == pytest.approx(prediction.predict(slow.features, prediction.COEFFICIENTS_RACED))
+    diverged = diagnose(quadratic, jnp.ones(4), [jnp.zeros(4)], raced=math.inf, **given)
+    assert diverged.raced == 2.0 and diverged.ratio == pytest.approx(slow.ratio)  # more counts no more
     assert from_record(slow.record()) == slow
 
 
@@ -196,7 +200,7 @@ def test_what_is_timed_in_a_loop_is_the_gradient_and_the_projection():
         ({"timed": True, "step_seconds": 0.0}, ValueError, "step_seconds must be a finite number > 0, .* got 0.0"),
         ({"step_seconds": 0.1}, ValueError, "step_seconds=0.1 needs timed=True"),
         ({"steps_left": 0}, ValueError, "steps_left must be a whole number ≥ 1, or None for many, got 0"),
-        ({"raced": 0.0}, ValueError, "raced must be a finite number > 0, FOSI's seconds over the base's, got 0.0"),
+        ({"raced": 0.0}, ValueError, "raced must be a number > 0, FOSI's seconds over the base's, got 0.0"),
     ],
 )
 def test_bad_input_is_named(given, error, message):

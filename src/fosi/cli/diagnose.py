@@ -19,11 +19,7 @@ from fosi.cli.tasks import DataDir, Download, Mode, Out, TaskName, Tiny
 Optimizer = Annotated[str, typer.Option(help="The base: gd, heavy-ball, nesterov, adam or adamw.")]
 RoundsBefore = Annotated[
     int | None,
-    typer.Option(
-        help="Train so many rounds with the base first, 1 where nothing else is asked for: spectra at the start "
-        "mislead. After a race it trains anew.",
-        min=0,
-    ),
+    typer.Option(help="Train so many rounds with the base first, else 1: spectra at the start mislead.", min=0),
 ]
 Steps = Annotated[int | None, typer.Option(help="Train so many steps first, in the place of rounds.", min=0)]
 Checkpoint = Annotated[
@@ -57,7 +53,14 @@ def diagnose(
     context: typer.Context,
     task: TaskName,
     optimizer: Optimizer = "adam",
-    rounds_before: RoundsBefore = None,
+    rounds_before: Annotated[
+        int | None,
+        typer.Option(
+            help="Train so many rounds with the base first, from the start, and look there; else where the race ends, "
+            "or after 1 with --race 0.",
+            min=0,
+        ),
+    ] = None,
     steps: Steps = None,
     checkpoint: Checkpoint = None,
     batches: BatchCount = 4,
@@ -179,7 +182,7 @@ def _seen(console: Console, held: Any) -> float:
 
     if held.ratio.misses:
         console.print(f"In the race FOSI diverged, which counts {MISS:g}.", style="yellow")
-    return MISS if held.ratio.misses else held.ratio.median
+    return float(held.ratio.median)
 
 
 def spectrum(

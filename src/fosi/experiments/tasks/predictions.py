@@ -124,7 +124,7 @@ def _held(raced: Sequence[Curve], ours: Entry, alone: Entry) -> dict[int, float]
 
     Of those that are about as long as a race is shown for, part of the measured base's rounds, the one that is most so.
     """
-    found: dict[int, tuple[float, float]] = {}
+    found: dict[int, tuple[float, int, float]] = {}
     runs = {_like(curve): curve for curve in raced}
     first, second = next(iter(ours.runs.values())), next(iter(alone.runs.values()))
     whole = statistics.median(len(curve.points) for curve in alone.runs.values())
@@ -134,10 +134,13 @@ def _held(raced: Sequence[Curve], ours: Entry, alone: Entry) -> dict[int, float]
         if _like(curve) != _like(first, plan.seed, plan.rounds) or base is None or plan.rounds is None:
             continue
         known = race(Entry(plan.optimizer, "", {plan.seed: curve}), Entry(base.plan.optimizer, "", {plan.seed: base}))
-        off = abs((plan.rounds - sum(point.refreshes == 0 for point in curve.points)) / whole - RACE)
-        if known is not None and plan.seed not in (*ours.runs, *alone.runs) and off <= RACE / 4:
-            found[plan.seed] = min(found.get(plan.seed, (math.inf, math.nan)), (off, _number(known)))
-    return {seed: ratio for seed, (_, ratio) in found.items()}
+        length = plan.rounds - sum(point.refreshes == 0 for point in curve.points)
+        off = abs(length - math.ceil(RACE * whole))
+        if known is None or plan.seed in (*ours.runs, *alone.runs) or off > max(1.0, RACE / 4 * whole):
+            continue
+        if (off, -length) < found.get(plan.seed, (math.inf, 0, 0.0))[:2]:  # of two as far off the longer one
+            found[plan.seed] = off, -length, _number(known)
+    return {seed: ratio for seed, (_, _, ratio) in found.items()}
 
 
 def _like(curve: Curve, *seed_and_rounds: int | None) -> tuple[Any, ...]:

@@ -90,12 +90,14 @@ def hold(
     def told(point: Point, engine: Engine) -> None:
         on_point(point, engine, rounds * engine.steps_a_round)
 
-    alone = runs.run(replace(whole, rounds=rounds), problem, where, told, engine=engine, keep=True)
-    ours = runs.run(replace(around, rounds=rounds), problem, where, told, engine=ours_engine)
-    for curve in (alone, ours):
+    def run(one: Plan, engine: Engine, keep: bool) -> Curve:
+        curve = runs.run(replace(one, rounds=rounds), problem, where, told, engine=engine, keep=keep)
         for name, here in (("device", engine.device_name), ("shared", False)):
             if (there := curve.environment[name]) != here:
                 raise ValueError(f"{curve.path} has {name} {there}, and here it is {here}: remove it to race anew")
+        return curve
+
+    alone, ours = run(whole, engine, True), run(around, ours_engine, False)
     if alone.points[-1].diverged:
         raise ValueError(f"{base} diverged in the race, after {alone.points[-1].step} steps: there is none to race")
     found = race(Entry(around.optimizer, "", {plan.seed: ours}), Entry(base, "", {plan.seed: alone}))

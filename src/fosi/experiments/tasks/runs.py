@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 from zipfile import BadZipFile
 
@@ -23,6 +24,8 @@ from fosi.experiments.tasks.training import Point, Progress
 from fosi.experiments.tensorboard import EventWriter
 
 _log = logging.getLogger(__name__)
+_BROKEN = (AttributeError, EOFError, KeyError, RuntimeError, TypeError, ValueError, BadZipFile, UnpicklingError)
+"""What reading half a file, or one of something else, may end with in either framework."""
 
 
 @dataclass(frozen=True)
@@ -219,6 +222,7 @@ def _environment(plan: Plan, problem: Any, engine: Engine, shared: bool) -> dict
 def _resumed(files: Files, plan: Plan, environment: dict[str, Any], engine: Engine) -> Progress | None:
     """The run as it was saved; None to begin at its beginning."""
     if not files.curve.exists():
+        files.checkpoint.unlink(missing_ok=True)  # of a run whose curve was removed: what begins anew is not that
         return None
     _same(read(files.curve), plan, environment)
     return load_checkpoint(files.checkpoint, engine) if files.checkpoint.exists() else None
@@ -235,8 +239,8 @@ def load_checkpoint(path: Path, engine: Engine) -> Progress:
         saved = json.loads(head)
         curve = [Point(**_as_point(point)) for point in saved.pop("curve")]
         return Progress(engine.load(raw), **saved, curve=curve)
-    except (ValueError, TypeError, KeyError, EOFError, BadZipFile) as error:
-        raise ValueError(f"{path} cannot be gone on from, remove it to begin anew: {error}") from error
+    except _BROKEN as error:
+        raise ValueError(f"{path} cannot be gone on from: {error}") from error
 
 
 def _save(path: Path, engine: Engine, progress: Progress) -> None:
