@@ -183,6 +183,7 @@ def test_a_race_is_run_first_and_believed(tmp_path, monkeypatch):
     assert [point.refreshes for point in ours.points] == [0, 1, 2]
     assert f"race {line['raced']:.2f}" in " ".join(result.output.split())
     assert f"In the race it was {line['raced']:.2f}." in result.output
+    assert f"Race:    {where / 'curves'}" in result.output
     assert "adam and FOSI train side by side first" in result.output and "A race tells more" not in result.output
     # It looks at where the race has left the base, with FOSI's own numbers on the task, timed.
     assert (line["step"], line["steps_left"], line["plan"]["rounds"]) == (15, 10 * 5 - 15, 10)

@@ -154,6 +154,8 @@ def diagnose(
         console.print(_SO_FAR, soft_wrap=True, highlight=False)
     console.print()
     console.print(f"Numbers: {numbers}", soft_wrap=True, highlight=False)
+    if held is not None:
+        console.print(f"Race:    {held.alone.path.parent}", soft_wrap=True, highlight=False)
     print_figures(console, drawn)
 
 
