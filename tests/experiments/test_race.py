@@ -93,9 +93,11 @@ def test_what_is_no_race_is_named(monkeypatch, tmp_path):
     for share in (0.0, -1.0, 1.5):
         with pytest.raises(ValueError, match=f"race is {share:g}; give a part of the run"):
             race.hold(plan, problem, tmp_path, share)
-    made_by_hand(monkeypatch, tmp_path, [9.0, 8.0, math.nan], [9.0, 8.0, 2.0], [])
+    asked = []
+    made_by_hand(monkeypatch, tmp_path, [9.0, 8.0, math.nan], [9.0, 8.0, 2.0], asked)
     with pytest.raises(ValueError, match="adam diverged in the race, after 30 steps"):
         race.hold(plan, problem, tmp_path, 0.2)
+    assert [one.optimizer for one in asked] == ["adam"]  # FOSI is not trained then
     made_by_hand(monkeypatch, tmp_path, [9.0, 8.0, 3.0], [9.0, 8.0, 2.0], [], device="other")
     with pytest.raises(ValueError, match=r"fosi-adam.*has device other, and here it is test: remove it to race anew"):
         race.hold(plan, problem, tmp_path, 0.2)

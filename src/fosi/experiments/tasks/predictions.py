@@ -125,13 +125,13 @@ def _held(raced: Sequence[Curve], ours: Entry, alone: Entry) -> dict[int, float]
     Of those that are about as long as a race is shown for, part of the measured base's rounds, the one that is most so.
     """
     found: dict[int, tuple[float, int, float]] = {}
-    runs = {_like(curve): curve for curve in raced}
+    runs = {_like(curve, curve.plan.seed, curve.plan.rounds): curve for curve in raced}
     first, second = next(iter(ours.runs.values())), next(iter(alone.runs.values()))
     whole = statistics.median(len(curve.points) for curve in alone.runs.values())
     for curve in raced:
         plan = curve.plan
         base = runs.get(_like(second, plan.seed, plan.rounds))
-        if _like(curve) != _like(first, plan.seed, plan.rounds) or base is None or plan.rounds is None:
+        if curve is not runs.get(_like(first, plan.seed, plan.rounds)) or base is None or plan.rounds is None:
             continue
         known = race(Entry(plan.optimizer, "", {plan.seed: curve}), Entry(base.plan.optimizer, "", {plan.seed: base}))
         length = plan.rounds - sum(point.refreshes == 0 for point in curve.points)
@@ -143,11 +143,9 @@ def _held(raced: Sequence[Curve], ours: Entry, alone: Entry) -> dict[int, float]
     return {seed: ratio for seed, (_, _, ratio) in found.items()}
 
 
-def _like(curve: Curve, *seed_and_rounds: int | None) -> tuple[Any, ...]:
-    """What the runs of a race must have in common with those it is to foretell, but for the seed and how long."""
-    plan = curve.plan
-    seed, rounds = seed_and_rounds or (plan.seed, plan.rounds)
-    alike = replace(plan, seed=seed or 0, rounds=rounds, seconds=None, mode=plan.other_mode or None)
+def _like(curve: Curve, seed: int, rounds: int | None) -> tuple[str, str]:
+    """The device and the name of the same run with another seed and so many rounds, which a race of it would have."""
+    alike = replace(curve.plan, seed=seed, rounds=rounds, seconds=None, mode=curve.plan.other_mode or None)
     return curve.environment["device"], alike.name
 
 

@@ -97,9 +97,10 @@ def hold(
                 raise ValueError(f"{curve.path} has {name} {there}, and here it is {here}: remove it to race anew")
         return curve
 
-    alone, ours = run(whole, engine, True), run(around, ours_engine, False)
+    alone = run(whole, engine, True)
     if alone.points[-1].diverged:
         raise ValueError(f"{base} diverged in the race, after {alone.points[-1].step} steps: there is none to race")
+    ours = run(around, ours_engine, False)
     found = race(Entry(around.optimizer, "", {plan.seed: ours}), Entry(base, "", {plan.seed: alone}))
     assert found is not None  # there is a round after the first estimate
     return Held(found, alone, Files.of(alone.plan, where).checkpoint, engine)
